@@ -1,0 +1,270 @@
+"""The real driver, through cuda-bindings. Importing this touches neither the bindings nor a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, Literal
+
+from numba_kvswap.driver.errors import KVSwapDriverError
+from numba_kvswap.driver.statuses import INVALID_CONTEXT, INVALID_VALUE, NOT_READY
+from numba_kvswap.driver.table import Driver, EntryPoints, PointerInfo
+
+__all__ = ["CudaDriver", "cuda_available", "cuda_driver", "why_no_cuda"]
+
+# The entry points' shapes have not changed since 12.0, and asking for a version pins the shape.
+ENTRY_POINT_VERSION = 12000
+# In the order that _pointer_info takes them: MEMORY_TYPE, IS_MANAGED, RANGE_START_ADDR, RANGE_SIZE, DEVICE_ORDINAL.
+_POINTER_ATTRIBUTES = (ctypes.c_int * 5)(2, 8, 11, 12, 9)
+_GET_POINTER_ATTRIBUTES = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64
+)
+_MEMORY_KINDS: Mapping[int, Literal["host", "device", "managed"]] = {1: "host", 2: "device"}
+
+NO_CUDA_ADVICE = "SimulatedDevice runs everything without a GPU"
+
+
+@lru_cache(maxsize=1)
+def cuda_driver() -> CudaDriver:
+    """The process's CUDA driver, initialised once.
+
+    Raises:
+        ImportError: cuda-bindings is not installed.
+        KVSwapDriverError: there is no driver library, no device, or the driver does not start.
+    """
+    return CudaDriver(_import_bindings())
+
+
+def cuda_available() -> bool:
+    """Whether `cuda_driver` works here."""
+    return not why_no_cuda()
+
+
+@lru_cache(maxsize=1)
+def why_no_cuda() -> str:
+    """Why `cuda_driver` does not work here, as a sentence; empty where it does. The answer is kept."""
+    try:
+        cuda_driver()
+    except (ImportError, KVSwapDriverError) as error:
+        return str(error)
+    return ""
+
+
+class CudaDriver(Driver):
+    """The CUDA driver; get it with `cuda_driver`. Contexts are the devices' primary contexts, as in torch,
+    CuPy and Numba, so their streams, events and memory may be used here. Any thread may use it."""
+
+    name = "cuda"
+
+    def __init__(self, bindings: ModuleType) -> None:
+        self._cuda = bindings
+        self._contexts: dict[int, Any] = {}
+        self._contexts_lock = threading.Lock()
+        self._start()
+        self.entry_points = EntryPoints(
+            memcpy_async=self._address_of(b"cuMemcpyAsync"),
+            memcpy_2d_async=self._address_of(b"cuMemcpy2DAsync"),
+        )
+        self.pitch_bytes_max = self._smallest_pitch_bytes_max()
+        self._get_pointer_attributes = _GET_POINTER_ATTRIBUTES(self._address_of(b"cuPointerGetAttributes"))
+
+    # ---- facts ----
+
+    def describe(self) -> Mapping[str, object]:
+        """Facts about every device; the unnumbered ones are those of device 0."""
+        version = self._call("cuDriverGetVersion")
+        devices = [self._describe_device(ordinal) for ordinal in range(self.devices)]
+        return {
+            "driver": "cuda",
+            "driver_version": f"{version // 1000}.{version % 1000 // 10}",
+            "devices": self.devices,
+            **devices[0],
+            **{f"device_{ordinal}": facts for ordinal, facts in enumerate(devices) if ordinal},
+        }
+
+    def result_name(self, status: int) -> str:
+        try:
+            return str(self._cuda.CUresult(status).name)
+        except ValueError:  # the bindings are older than the driver
+            return f"CUresult {status}"
+
+    # ---- contexts ----
+
+    @contextmanager
+    def activate(self, device: int) -> Iterator[None]:
+        context = self._primary_context(device)
+        before = self._call("cuCtxGetCurrent")
+        self._call("cuCtxSetCurrent", context)
+        try:
+            yield
+        finally:
+            # Null too: a thread that came without a context leaves without one.
+            self._call("cuCtxSetCurrent", before)
+
+    def current_device(self) -> int | None:
+        status, device = self._cuda.cuCtxGetDevice()
+        if status == INVALID_CONTEXT:
+            return None
+        self._check("cuCtxGetDevice", status)
+        return int(device)
+
+    # ---- memory ----
+
+    def device_alloc(self, size_bytes: int) -> int:
+        return int(self._call("cuMemAlloc", size_bytes))
+
+    def device_free(self, address: int) -> None:
+        self._call("cuMemFree", self._cuda.CUdeviceptr(address))
+
+    def host_alloc(self, size_bytes: int) -> int:
+        flags = self._cuda.CU_MEMHOSTALLOC_PORTABLE | self._cuda.CU_MEMHOSTALLOC_DEVICEMAP
+        return int(self._call("cuMemHostAlloc", size_bytes, flags))
+
+    def host_free(self, address: int) -> None:
+        self._call("cuMemFreeHost", address)
+
+    def pointer_info(self, address: int) -> PointerInfo:
+        # Not through the bindings: up to 13.5 at least they give 0 for every DEVICE_ORDINAL, since they let the
+        # driver write one field and read another (github.com/NVIDIA/cuda-python/issues/2928).
+        values = (ctypes.c_uint64 * len(_POINTER_ATTRIBUTES))()
+        places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(values) + 8 * i for i in range(len(values))))
+        status = self._get_pointer_attributes(len(values), _POINTER_ATTRIBUTES, places, address)
+        # A pageable address is no mistake here, and the driver keeps no error of it.
+        if status == INVALID_VALUE:
+            return PointerInfo("unknown", 0, 0, -1)
+        self._check("cuPointerGetAttributes", status)
+        return _pointer_info(*values)
+
+    def copy_now(self, target: int, source: int, size_bytes: int) -> None:
+        if size_bytes:
+            pointer = self._cuda.CUdeviceptr
+            self._call("cuMemcpy", pointer(target), pointer(source), size_bytes)
+            # From pageable or pinned memory cuMemcpy may return before its last bytes have landed.
+            self._call("cuStreamSynchronize", self._cuda.CUstream(0))
+
+    # ---- streams ----
+
+    def stream_create(self) -> int:
+        return int(self._call("cuStreamCreate", self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING.value))
+
+    def stream_destroy(self, stream: int) -> None:
+        self._call("cuStreamDestroy", self._cuda.CUstream(stream))
+
+    def stream_synchronize(self, stream: int) -> None:
+        self._call("cuStreamSynchronize", self._cuda.CUstream(stream))
+
+    def stream_wait_event(self, stream: int, event: int) -> None:
+        self._call("cuStreamWaitEvent", self._cuda.CUstream(stream), self._cuda.CUevent(event), 0)
+
+    # ---- events ----
+
+    def event_create(self) -> int:
+        return int(self._call("cuEventCreate", self._cuda.CUevent_flags.CU_EVENT_DEFAULT.value))
+
+    def event_destroy(self, event: int) -> None:
+        self._call("cuEventDestroy", self._cuda.CUevent(event))
+
+    def event_record(self, event: int, stream: int) -> None:
+        self._call("cuEventRecord", self._cuda.CUevent(event), self._cuda.CUstream(stream))
+
+    def event_done(self, event: int) -> bool:
+        (status,) = self._cuda.cuEventQuery(self._cuda.CUevent(event))
+        if status == NOT_READY:
+            return False
+        self._check("cuEventQuery", status)
+        return True
+
+    def event_synchronize(self, event: int) -> None:
+        self._call("cuEventSynchronize", self._cuda.CUevent(event))
+
+    def event_seconds(self, start: int, end: int) -> float:
+        milliseconds = self._call("cuEventElapsedTime", self._cuda.CUevent(start), self._cuda.CUevent(end))
+        return float(milliseconds) / 1e3
+
+    # ---- the steps that verbs share ----
+
+    def _call(self, name: str, *arguments: object) -> Any:
+        """Call a driver function; its one result, None where it has none."""
+        status, *results = getattr(self._cuda, name)(*arguments)
+        self._check(name, status)
+        return results[0] if results else None
+
+    def _check(self, call: str, status: Any, advice: str = "") -> None:
+        if int(status) != 0:
+            raise KVSwapDriverError(call, self.result_name(int(status)), advice=advice)
+
+    def _start(self) -> None:
+        try:
+            (status,) = self._cuda.cuInit(0)
+        except RuntimeError as error:  # how the bindings say that libcuda is not there
+            raise KVSwapDriverError(
+                "cuInit", "CUDA_ERROR_NOT_FOUND", advice=f"no CUDA driver library: {error} {NO_CUDA_ADVICE}"
+            ) from error
+        self._check("cuInit", status, f"the CUDA driver does not start; {NO_CUDA_ADVICE}")
+        self.devices = int(self._call("cuDeviceGetCount"))
+        if self.devices == 0:
+            raise KVSwapDriverError("cuDeviceGetCount", "CUDA_ERROR_NO_DEVICE", advice=NO_CUDA_ADVICE)
+
+    def _address_of(self, symbol: bytes) -> int:
+        flags = self._cuda.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT.value
+        status, address, found = self._cuda.cuGetProcAddress(symbol, ENTRY_POINT_VERSION, flags)
+        self._check("cuGetProcAddress", status, f"asked for {symbol.decode()}; update the NVIDIA driver")
+        if int(found) != 0:
+            raise KVSwapDriverError(
+                "cuGetProcAddress", found.name, advice=f"asked for {symbol.decode()}; update the NVIDIA driver"
+            )
+        return int(address)  # EntryPoints refuses null
+
+    def _primary_context(self, device: int) -> Any:
+        # Retained once and never released: a release here could end a context that a framework still uses.
+        with self._contexts_lock:
+            if device not in self._contexts:
+                handle = self._call("cuDeviceGet", device)
+                self._contexts[device] = self._call("cuDevicePrimaryCtxRetain", handle)
+            return self._contexts[device]
+
+    def _attribute(self, name: str, ordinal: int) -> int:
+        attribute = getattr(self._cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(self._call("cuDeviceGetAttribute", attribute, self._call("cuDeviceGet", ordinal)))
+
+    def _smallest_pitch_bytes_max(self) -> int:
+        return min(self._attribute("MAX_PITCH", ordinal) for ordinal in range(self.devices))
+
+    def _describe_device(self, ordinal: int) -> dict[str, object]:
+        device = self._call("cuDeviceGet", ordinal)
+        major = self._attribute("COMPUTE_CAPABILITY_MAJOR", ordinal)
+        minor = self._attribute("COMPUTE_CAPABILITY_MINOR", ordinal)
+        return {
+            "device_name": _text(self._call("cuDeviceGetName", 128, device)),
+            "memory_bytes": int(self._call("cuDeviceTotalMem", device)),
+            "compute_capability": f"{major}.{minor}",
+            "multiprocessors": self._attribute("MULTIPROCESSOR_COUNT", ordinal),
+            "copy_engines": self._attribute("ASYNC_ENGINE_COUNT", ordinal),
+            "pci_bus_id": _text(self._call("cuDeviceGetPCIBusId", 32, device)),
+        }
+
+
+def _pointer_info(memory_type: int, managed: int, start: int, size_bytes: int, device: int) -> PointerInfo:
+    kind = "managed" if managed else _MEMORY_KINDS.get(memory_type)
+    if kind is None:
+        return PointerInfo("unknown", 0, 0, -1)
+    return PointerInfo(kind, start, size_bytes, device)
+
+
+def _import_bindings() -> ModuleType:
+    try:
+        from cuda.bindings import driver  # not at the top: a machine without CUDA imports us too
+    except ImportError as error:
+        raise ImportError(
+            f"cuda-bindings is not installed ({error}); pip install cuda-bindings. {NO_CUDA_ADVICE}"
+        ) from error
+    module: ModuleType = driver
+    return module
+
+
+def _text(raw: bytes) -> str:
+    return raw.split(b"\0", 1)[0].decode()

@@ -1,0 +1,24 @@
+"""What a failing driver call raises."""
+
+from __future__ import annotations
+
+
+class KVSwapDriverError(RuntimeError):
+    """A CUDA driver call failed.
+
+    Attributes:
+        call: the driver function, e.g. ``"cuMemcpyAsync"``.
+        result_name: the CUresult by name, e.g. ``"CUDA_ERROR_INVALID_VALUE"``.
+        layer: index of the layer being copied, or None where the call is not about a layer.
+        run: index of the plan's run being copied, or None likewise.
+    """
+
+    def __init__(
+        self, call: str, result_name: str, *, layer: int | None = None, run: int | None = None, advice: str = ""
+    ) -> None:
+        self.call = call
+        self.result_name = result_name
+        self.layer = layer
+        self.run = run
+        where = "" if layer is None else f" at layer {layer}, run {run}"
+        super().__init__(f"{call} failed with {result_name}{where}{'. ' + advice if advice else ''}")

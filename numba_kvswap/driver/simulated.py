@@ -1,0 +1,710 @@
+"""A driver without a device: real host memory, queues for streams, fences for events.
+
+Anything CUDA's ordering rules allow may happen here and nothing they forbid, and what does happen is
+drawn from a seed or a tape of bytes, so that a test can search the orders and replay the one that failed.
+It is stricter than CUDA where CUDA lets a mistake pass: a 2-D copy must stay in one allocation, from its
+first byte to its last, and an asynchronous copy must not name pageable memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from typing import TypeVar
+
+from numba_kvswap.driver import statuses
+from numba_kvswap.driver.errors import KVSwapDriverError
+from numba_kvswap.driver.simulated_memory import Allocation, MemoryKind, MemoryMap
+from numba_kvswap.driver.simulated_schedule import Choices, Schedule, SimulatedHang
+from numba_kvswap.driver.simulated_work import (
+    Copy,
+    Copy2D,
+    Event,
+    Hold,
+    Launch,
+    Operation,
+    Record,
+    Stream,
+    Wait,
+)
+from numba_kvswap.driver.table import Driver, EntryPoints, PointerInfo
+
+__all__ = ["CALLS", "LEGACY_STREAM", "PER_THREAD_STREAM", "SimulatedDriver", "SimulatedHang", "SimulatedLatch"]
+
+_T = TypeVar("_T", Stream, Event)
+
+LEGACY_STREAM = 1  # CU_STREAM_LEGACY; the handle 0 means the same
+PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
+
+#: Driver functions that can be told to fail, and that `SimulatedDriver.calls` counts.
+CALLS = (
+    "cuCtxGetDevice",
+    "cuCtxSetCurrent",
+    "cuCtxSynchronize",
+    "cuEventCreate",
+    "cuEventDestroy",
+    "cuEventElapsedTime",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuLaunchKernel",
+    "cuMemAlloc",
+    "cuMemFree",
+    "cuMemFreeHost",
+    "cuMemHostAlloc",
+    "cuMemcpy",
+    "cuMemcpy2DAsync",
+    "cuMemcpyAsync",
+    "cuPointerGetAttributes",
+    "cuStreamCreate",
+    "cuStreamDestroy",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+)
+
+_MEMORY_HOST, _MEMORY_DEVICE, _MEMORY_UNIFIED = 1, 2, 4
+_MEMCPY_2D = ctypes.c_uint64 * 16  # CUDA_MEMCPY2D: every field is 8 bytes, or 4 and padding
+_ADVICE = {
+    statuses.INVALID_CONTEXT: "no context is current in this thread; use it within driver.activate(device)",
+    statuses.INVALID_HANDLE: "the stream or event is unknown, destroyed, or of another device",
+    statuses.NOT_READY: "an event has not been reached; call event_synchronize first",
+}
+
+
+class _Refused(Exception):
+    """A call that CUDA would answer with an error status."""
+
+    def __init__(self, status: int, why: str) -> None:
+        self.status = status
+        super().__init__(why)
+
+
+class SimulatedLatch:
+    """Holds a stream, as a spinning kernel would, until `open` is called."""
+
+    def __init__(self, driver: SimulatedDriver, operation: Hold) -> None:
+        self._driver = driver
+        self._operation = operation
+
+    @property
+    def is_open(self) -> bool:
+        return not self._operation.held
+
+    def open(self) -> None:
+        """Let the stream go on. A second call does nothing. May be called from any thread."""
+        self._driver._open(self._operation)
+
+
+class SimulatedDriver(Driver):
+    """The simulated driver. Any thread may use it; one lock is around every call.
+
+    Args:
+        seed: of the scheduler's choices. The same seed and the same calls give the same order.
+        schedule: choices as a tape of bytes, in place of the seed. Used up, or empty, it is the laziest
+            order: nothing runs until something waits for it.
+        devices: how many devices there are. Each has its own legacy default stream.
+        pitch_bytes_max: largest row distance of a 2-D copy.
+        memory_bytes_max: what a device, and the host, can hold; past it CUDA_ERROR_OUT_OF_MEMORY.
+        hang_seconds: how long a synchronize that nothing can bring about waits for another thread to open
+            a latch, before it raises SimulatedHang.
+
+    Attributes:
+        calls: how often each driver function was used, by its CUDA name, failed uses included.
+        last_refusal: why the latest entry point was refused, in words; its status says little.
+
+    A failure of queued work (memory freed under a copy, an exception in a launched function) is raised once, by
+    the first synchronize or event query that the work comes before; unlike on a real device nothing sticks.
+    The entry points' addresses are valid for as long as the driver lives.
+    """
+
+    name = "simulated"
+
+    def __init__(
+        self,
+        seed: int = 0,
+        schedule: bytes | None = None,
+        *,
+        devices: int = 1,
+        pitch_bytes_max: int = 2**31 - 1,
+        memory_bytes_max: int = 64 << 30,
+        hang_seconds: float = 0.0,
+    ) -> None:
+        self.pitch_bytes_max = pitch_bytes_max
+        self.memory_bytes_max = memory_bytes_max
+        self.hang_seconds = hang_seconds
+        self.devices = devices
+        self.calls: Counter[str] = Counter()
+        self.last_refusal = ""
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._current = threading.local()
+        self._memory = MemoryMap()
+        self._schedule = Schedule(Choices(seed, schedule))
+        self._legacy = [Stream(LEGACY_STREAM, device, blocking=False) for device in range(devices)]
+        self._per_thread: dict[tuple[int, int], Stream] = {}
+        self._streams: dict[int, Stream] = {}
+        # Blocking streams of each device, in order of creation: what the legacy stream waits for.
+        self._blocking: list[dict[Stream, None]] = [{} for _ in range(devices)]
+        self._events: dict[int, Event] = {}
+        # Handles are never used twice, so that one kept too long is found out.
+        self._stream_handles = count(0x51000000, 0x10)
+        self._event_handles = count(0xE1000000, 0x10)
+        self._faults: dict[str, list[tuple[int, float, int]]] = {}
+        self._remembered: BaseException | None = None
+        self._discarded: deque[Callable[[], None]] = deque()
+        nothing = Allocation("host", 0, 1)
+        nothing.alive = False
+        self._last_target = self._last_source = nothing
+        self.entry_points = self._make_entry_points()
+
+    # ---- facts ----
+
+    def describe(self) -> Mapping[str, object]:
+        return {
+            "driver": "simulated",
+            "driver_version": "none",
+            "devices": self.devices,
+            "device_name": "simulated device",
+            "memory_bytes": self.memory_bytes_max,
+        }
+
+    def result_name(self, status: int) -> str:
+        return statuses.NAMES.get(status, f"CUresult {status}")
+
+    def live_allocations(self) -> int:
+        """Allocations, of the devices and the host together, not yet freed."""
+        with self._lock:
+            self._drop_discarded()
+            return len(self._memory)
+
+    def live_events(self) -> int:
+        with self._lock:
+            self._drop_discarded()
+            return len(self._events)
+
+    def live_streams(self) -> int:
+        """Streams created and not yet destroyed; the default streams are not counted."""
+        with self._lock:
+            self._drop_discarded()
+            return len(self._streams)
+
+    # ---- contexts ----
+
+    @contextmanager
+    def activate(self, device: int) -> Iterator[None]:
+        with self._lock:
+            self._begin("cuCtxSetCurrent")
+        if not 0 <= device < self.devices:
+            raise KVSwapDriverError(
+                "cuDeviceGet",
+                self.result_name(statuses.INVALID_DEVICE),
+                advice=f"there is no device {device}; this driver has devices 0 to {self.devices - 1}",
+            )
+        before = self._device_or_none()
+        self._current.device = device
+        try:
+            yield
+        finally:
+            self._current.device = before
+
+    def current_device(self) -> int | None:
+        with self._lock:
+            self._begin("cuCtxGetDevice")
+            return self._device_or_none()
+
+    # ---- memory ----
+
+    def device_alloc(self, size_bytes: int) -> int:
+        return self._allocate("cuMemAlloc", "device", size_bytes)
+
+    def device_free(self, address: int) -> None:
+        self._free("cuMemFree", "device", address)
+
+    def host_alloc(self, size_bytes: int) -> int:
+        return self._allocate("cuMemHostAlloc", "host", size_bytes)
+
+    def host_free(self, address: int) -> None:
+        self._free("cuMemFreeHost", "host", address)
+
+    def pointer_info(self, address: int) -> PointerInfo:
+        with self._lock:
+            self._begin("cuPointerGetAttributes")
+            found = self._memory.find(address)
+        if found is None:
+            return PointerInfo("unknown", 0, 0, -1)
+        return PointerInfo(found.kind, found.start, found.bytes, found.device)
+
+    def allocation_at(self, address: int) -> Allocation:
+        """The live allocation that holds `address`, with its bytes; ValueError where there is none."""
+        with self._lock:
+            self._drop_discarded()
+            found = self._memory.find(address)
+        if found is None:
+            raise ValueError(f"{address:#x} lies in no live allocation of this driver")
+        return found
+
+    def copy_now(self, target: int, source: int, size_bytes: int) -> None:
+        """As Driver.copy_now. An address in no live allocation is taken for pageable memory, and trusted."""
+        with self._lock:
+            self._begin("cuMemcpy")
+            with self._raising("cuMemcpy"):
+                copy = Copy(
+                    self._stream(0),
+                    target,
+                    self._span_or_pageable("target", target, size_bytes),
+                    source,
+                    self._span_or_pageable("source", source, size_bytes),
+                    size_bytes,
+                )
+            if size_bytes:
+                self._put(copy)
+                self._schedule.finish(copy, self._wait_for_a_change)
+
+    # ---- streams ----
+
+    def stream_create(self) -> int:
+        return self._create_stream(blocking=False)
+
+    def stream_create_blocking(self) -> int:
+        """A stream that is ordered with the legacy default stream, as CU_STREAM_DEFAULT makes them."""
+        return self._create_stream(blocking=True)
+
+    def stream_destroy(self, stream: int) -> None:
+        """As Driver.stream_destroy: what is queued still runs."""
+        with self._lock:
+            self._begin("cuStreamDestroy")
+            self._known(self._streams, stream, "cuStreamDestroy")
+            self._destroy_stream(stream)
+
+    def stream_synchronize(self, stream: int) -> None:
+        with self._lock:
+            self._begin("cuStreamSynchronize")
+            with self._raising("cuStreamSynchronize"):
+                last = self._stream(stream).last
+            if last is not None:
+                self._schedule.finish(last, self._wait_for_a_change)
+
+    def synchronize(self) -> None:
+        """Wait for every stream of every device."""
+        with self._lock:
+            self._begin("cuCtxSynchronize")
+            self._schedule.finish_all(self._wait_for_a_change)
+
+    def stream_wait_event(self, stream: int, event: int) -> None:
+        with self._lock:
+            self._begin("cuStreamWaitEvent")
+            record = self._known(self._events, event, "cuStreamWaitEvent").record
+            with self._raising("cuStreamWaitEvent"):
+                wait = Wait(self._stream(stream))
+            if record is not None:
+                wait.come_after(record)
+                self._put(wait)
+
+    def launch(self, stream: int, function: Callable[[], object]) -> None:
+        """Queue `function()`, a stand-in for a kernel. What it raises surfaces at the next synchronize.
+
+        It runs in whichever thread moves the stream on, with the driver's lock held: it must neither
+        synchronize nor wait for a thread that uses this driver.
+        """
+        with self._lock:
+            self._begin("cuLaunchKernel")
+            with self._raising("cuLaunchKernel"):
+                self._put(Launch(self._stream(stream), function))
+
+    def inside_launch(self) -> bool:
+        """Whether the calling thread is within a launched function."""
+        # Another thread's launch holds the lock, so here `running` can only be this thread's.
+        with self._lock:
+            return self._schedule.running
+
+    def latch(self, stream: int) -> SimulatedLatch:
+        """Queue something that holds the stream until the latch returned is opened."""
+        with self._lock:
+            self._begin("cuLaunchKernel")
+            with self._raising("cuLaunchKernel"):
+                hold = Hold(self._stream(stream))
+            self._put(hold)
+            return SimulatedLatch(self, hold)
+
+    # ---- events ----
+
+    def event_create(self) -> int:
+        with self._lock:
+            self._begin("cuEventCreate")
+            with self._raising("cuEventCreate"):
+                event = Event(self._device())
+            handle = next(self._event_handles)
+            self._events[handle] = event
+            return handle
+
+    def event_destroy(self, event: int) -> None:
+        with self._lock:
+            self._begin("cuEventDestroy")
+            self._known(self._events, event, "cuEventDestroy")
+            del self._events[event]
+
+    def event_record(self, event: int, stream: int) -> None:
+        with self._lock:
+            self._begin("cuEventRecord")
+            found = self._known(self._events, event, "cuEventRecord")
+            with self._raising("cuEventRecord"):
+                record = Record(self._stream(stream))
+                if record.stream.device != found.device:
+                    raise _Refused(
+                        statuses.INVALID_HANDLE,
+                        f"the event is of device {found.device}, the stream of device {record.stream.device}",
+                    )
+            found.record = record
+            self._put(record)
+
+    def event_done(self, event: int) -> bool:
+        """As Driver.event_done. Raises the failure of work before the event, if nobody was told of it yet."""
+        with self._lock:
+            self._begin("cuEventQuery")
+            record = self._known(self._events, event, "cuEventQuery").record
+            if record is not None and record.done:
+                self._schedule.finish(record, self._wait_for_a_change)
+            return record is None or record.done
+
+    def event_synchronize(self, event: int) -> None:
+        with self._lock:
+            self._begin("cuEventSynchronize")
+            record = self._known(self._events, event, "cuEventSynchronize").record
+            if record is not None:
+                self._schedule.finish(record, self._wait_for_a_change)
+
+    def event_seconds(self, start: int, end: int) -> float:
+        with self._lock:
+            self._begin("cuEventElapsedTime")
+            first = self._known(self._events, start, "cuEventElapsedTime").record
+            last = self._known(self._events, end, "cuEventElapsedTime").record
+            with self._raising("cuEventElapsedTime"):
+                if first is None or last is None:
+                    raise _Refused(statuses.INVALID_HANDLE, "an event was never recorded; call event_record first")
+                if not (first.done and last.done):
+                    raise _Refused(statuses.NOT_READY, _ADVICE[statuses.NOT_READY])
+            return last.seconds - first.seconds
+
+    # ---- faults ----
+
+    def fail(self, call: str, at: int = 0, times: int | None = 1, status: int = statuses.UNKNOWN) -> None:
+        """Make uses of a driver function fail without doing anything.
+
+        Args:
+            call: the function's name, one of CALLS.
+            at: how many uses from now on succeed before the first failure.
+            times: how many uses fail; None for all that follow.
+            status: the CUresult they fail with.
+
+        Raises:
+            ValueError: an unknown call, a negative count, or the status of success.
+        """
+        if call not in CALLS:
+            raise ValueError(f"no driver function {call!r} is simulated; expected one of {', '.join(CALLS)}")
+        if at < 0 or (times is not None and times < 0) or status == statuses.SUCCESS:
+            raise ValueError(f"at={at}, times={times}, status={status}: expected counts >= 0 and an error status")
+        with self._lock:
+            first = self.calls[call] + at
+            end = float("inf") if times is None else first + times
+            self._faults.setdefault(call, []).append((first, end, status))
+
+    # ---- what objects that own memory or streams call when they die ----
+
+    def discard_allocation(self, start: int) -> None:
+        """Free at the next call, for finalizers: the garbage collector may run in the midst of a call."""
+        self._discarded.append(lambda: self._drop_allocation(start))
+
+    def discard_stream(self, stream: int) -> None:
+        """Destroy at the next call; see discard_allocation."""
+        self._discarded.append(lambda: self._drop_stream(stream))
+
+    def discard_event(self, event: int) -> None:
+        """Destroy at the next call; see discard_allocation."""
+        self._discarded.append(lambda: self._drop_event(event))
+
+    def _drop_discarded(self) -> None:
+        while self._discarded:
+            self._discarded.popleft()()
+
+    # The owner may have freed by hand what it owns, so each of these takes "gone already" for an answer.
+
+    def _drop_allocation(self, start: int) -> None:
+        found = self._memory.find(start)
+        if found is not None and found.start == start:
+            self.calls["cuMemFree" if found.kind == "device" else "cuMemFreeHost"] += 1
+            self._retire(found)
+
+    def _drop_stream(self, stream: int) -> None:
+        if stream in self._streams:
+            self.calls["cuStreamDestroy"] += 1
+            self._destroy_stream(stream)
+
+    def _drop_event(self, event: int) -> None:
+        if self._events.pop(event, None) is not None:
+            self.calls["cuEventDestroy"] += 1
+
+    # ---- entry points ----
+
+    def _make_entry_points(self) -> EntryPoints:
+        word = ctypes.c_uint64
+        # Kept on self: ctypes frees the machine code of a callback with its Python object.
+        self._memcpy_async_callback = ctypes.CFUNCTYPE(ctypes.c_int32, word, word, word, word)(self._memcpy_async)
+        self._memcpy_2d_async_callback = ctypes.CFUNCTYPE(ctypes.c_int32, word, word)(self._memcpy_2d_async)
+        return EntryPoints(
+            ctypes.cast(self._memcpy_async_callback, ctypes.c_void_p).value or 0,
+            ctypes.cast(self._memcpy_2d_async_callback, ctypes.c_void_p).value or 0,
+        )
+
+    def _memcpy_async(self, target: int, source: int, size_bytes: int, stream: int) -> int:
+        # Nothing may leave a callback: ctypes would print it and hand the caller garbage as a status.
+        try:
+            with self._lock:
+                return self._enqueue_copy(target, source, size_bytes, stream)
+        except BaseException as error:
+            self._remembered = error
+            return statuses.UNKNOWN
+
+    def _memcpy_2d_async(self, address: int, stream: int) -> int:
+        try:
+            with self._lock:
+                return self._enqueue_copy_2d(address, stream)
+        except BaseException as error:
+            self._remembered = error
+            return statuses.UNKNOWN
+
+    def _enqueue_copy(self, target: int, source: int, size_bytes: int, stream: int) -> int:
+        if status := self._used("cuMemcpyAsync"):
+            return status
+        try:
+            self._device()
+            queue = self._stream(stream)
+            if size_bytes:
+                target_in = self._target_span(target, size_bytes)
+                source_in = self._source_span(source, size_bytes)
+                self._put(Copy(queue, target, target_in, source, source_in, size_bytes))
+        except _Refused as refused:
+            return self._refusal(refused)
+        return statuses.SUCCESS
+
+    def _enqueue_copy_2d(self, address: int, stream: int) -> int:
+        if status := self._used("cuMemcpy2DAsync"):
+            return status
+        try:
+            self._device()
+            queue = self._stream(stream)
+            if not address:
+                raise _Refused(statuses.INVALID_VALUE, "the CUDA_MEMCPY2D is null")
+            words = _MEMCPY_2D.from_address(address)[:]
+            width, rows = words[14], words[15]
+            if width and rows:
+                source = self._side_2d("source", words[0:7], width, rows)
+                target = self._side_2d("target", words[7:14], width, rows)
+                self._put(Copy2D(queue, target, source, width, rows))
+        except _Refused as refused:
+            return self._refusal(refused)
+        return statuses.SUCCESS
+
+    def _refusal(self, refused: _Refused) -> int:
+        self.last_refusal = str(refused)
+        return refused.status
+
+    def _side_2d(self, side: str, words: list[int], width: int, rows: int) -> tuple[int, int, Allocation]:
+        """One side of a CUDA_MEMCPY2D: first row's address, pitch, allocation."""
+        x, y, memory, host, device, _array, pitch = words
+        memory &= 0xFFFFFFFF  # the enum is 4 bytes, the rest is padding and may hold anything
+        if memory not in (_MEMORY_HOST, _MEMORY_DEVICE, _MEMORY_UNIFIED):
+            raise _Refused(statuses.INVALID_VALUE, f"{side}: memory type {memory}; expected 1, 2 or 4")
+        if not x + width <= pitch <= self.pitch_bytes_max:
+            raise _Refused(
+                statuses.INVALID_VALUE,
+                f"{side}: pitch {pitch}; expected at least x + width = {x + width} and at most {self.pitch_bytes_max}",
+            )
+        start = (host if memory == _MEMORY_HOST else device) + y * pitch + x
+        found = self._span(side, start, (rows - 1) * pitch + width)
+        kinds = {_MEMORY_HOST: ("host",), _MEMORY_DEVICE: ("device",), _MEMORY_UNIFIED: ("host", "device")}
+        if found.kind not in kinds[memory]:
+            raise _Refused(statuses.INVALID_VALUE, f"{side}: {found.kind} memory given as memory type {memory}")
+        return start, pitch, found
+
+    # ---- the steps that calls share; the lock is held in each ----
+
+    def _begin(self, call: str) -> None:
+        """Start a Python verb: tell of an exception a callback swallowed, count, fail if told to, let work run."""
+        if self._remembered is not None:
+            error, self._remembered = self._remembered, None
+            raise error
+        if status := self._used(call):
+            raise KVSwapDriverError(call, self.result_name(status))
+        self._schedule.advance()
+
+    def _used(self, call: str) -> int:
+        """Count a use; the status it is to fail with, 0 for none."""
+        if self._discarded:
+            self._drop_discarded()
+        use = self.calls[call]
+        self.calls[call] = use + 1
+        if self._faults:
+            for first, end, status in self._faults.get(call, ()):
+                if first <= use < end:
+                    return status
+        return statuses.SUCCESS
+
+    @contextmanager
+    def _raising(self, call: str) -> Iterator[None]:
+        try:
+            yield
+        except _Refused as refused:
+            raise KVSwapDriverError(call, self.result_name(refused.status), advice=str(refused)) from None
+
+    def _known(self, table: dict[int, _T], handle: int, call: str) -> _T:
+        found = table.get(handle)
+        if found is None:
+            what = f"no stream or event has the handle {handle:#x}; it was destroyed, or is another driver's"
+            raise KVSwapDriverError(call, self.result_name(statuses.INVALID_HANDLE), advice=what)
+        return found
+
+    def _device_or_none(self) -> int | None:
+        device: int | None = getattr(self._current, "device", None)
+        return device
+
+    def _device(self) -> int:
+        device = self._device_or_none()
+        if device is None:
+            raise _Refused(statuses.INVALID_CONTEXT, _ADVICE[statuses.INVALID_CONTEXT])
+        return device
+
+    def _stream(self, handle: int) -> Stream:
+        found = self._streams.get(handle)
+        if found is not None:
+            return found
+        if handle in (0, LEGACY_STREAM):
+            return self._legacy[self._device()]
+        if handle == PER_THREAD_STREAM:
+            return self._thread_stream()
+        raise _Refused(statuses.INVALID_HANDLE, f"stream {handle:#x} is unknown or destroyed")
+
+    def _thread_stream(self) -> Stream:
+        device = self._device()
+        key = (device, threading.get_ident())
+        if key not in self._per_thread:
+            self._per_thread[key] = stream = Stream(PER_THREAD_STREAM, device, blocking=True)
+            self._blocking[device][stream] = None
+        return self._per_thread[key]
+
+    def _put(self, operation: Operation) -> None:
+        """Queue it after what its stream's kind makes it wait for, and perhaps let work run."""
+        stream = operation.stream
+        if stream.blocking:
+            operation.come_after(self._legacy[stream.device].last)
+        elif stream.handle == LEGACY_STREAM:
+            blocking = self._blocking[stream.device]
+            for other in tuple(blocking):
+                operation.come_after(other.last)
+                if other.destroyed and not other.queue:
+                    del blocking[other]
+        self._schedule.put(operation)
+        self._schedule.advance()
+
+    def _create_stream(self, *, blocking: bool) -> int:
+        with self._lock:
+            self._begin("cuStreamCreate")
+            with self._raising("cuStreamCreate"):
+                device = self._device()
+            handle = next(self._stream_handles)
+            stream = Stream(handle, device, blocking=blocking)
+            self._streams[handle] = stream
+            if blocking:
+                self._blocking[device][stream] = None
+            return handle
+
+    def _destroy_stream(self, handle: int) -> None:
+        stream = self._streams.pop(handle)
+        stream.destroyed = True
+        # Only the handle is gone: what is queued still runs, and the legacy stream still waits for it.
+        if not stream.queue:
+            self._blocking[stream.device].pop(stream, None)
+
+    def _open(self, hold: Hold) -> None:
+        with self._lock:
+            hold.held = False
+            self._changed.notify_all()
+            self._schedule.advance()
+
+    def _wait_for_a_change(self) -> bool:
+        return self._changed.wait(self.hang_seconds) if self.hang_seconds else False
+
+    def _allocate(self, call: str, kind: MemoryKind, size_bytes: int) -> int:
+        with self._lock:
+            self._begin(call)
+            with self._raising(call):
+                device = self._device()
+                if size_bytes <= 0:
+                    raise _Refused(statuses.INVALID_VALUE, f"size_bytes is {size_bytes}; expected at least 1")
+                allocation = self._new_allocation(kind, device, size_bytes)
+            self._memory.add(allocation)
+            return allocation.start
+
+    def _new_allocation(self, kind: MemoryKind, device: int, size_bytes: int) -> Allocation:
+        held = self._memory.live_bytes(kind, device)
+        why = f"{size_bytes} bytes asked, {held} of {self.memory_bytes_max} held; free some, or ask for less"
+        if held + size_bytes > self.memory_bytes_max:
+            raise _Refused(statuses.OUT_OF_MEMORY, why)
+        try:
+            return Allocation(kind, device, size_bytes)
+        except MemoryError:
+            raise _Refused(statuses.OUT_OF_MEMORY, f"this machine has no {size_bytes} bytes; ask for less") from None
+
+    def _free(self, call: str, kind: MemoryKind, address: int) -> None:
+        with self._lock:
+            self._begin(call)
+            found = self._memory.find(address)
+            if found is None or found.start != address or found.kind != kind:
+                raise KVSwapDriverError(
+                    call,
+                    self.result_name(statuses.INVALID_VALUE),
+                    advice=f"{address:#x} is not the start of live {kind} memory; was it freed already?",
+                )
+            self._retire(found)
+
+    def _retire(self, allocation: Allocation) -> None:
+        self._memory.remove(allocation)
+        allocation.retire()
+
+    def _target_span(self, address: int, size_bytes: int) -> Allocation:
+        last = self._last_target
+        if last.alive and last.start <= address and address + size_bytes <= last.end:
+            return last
+        self._last_target = found = self._span("target", address, size_bytes)
+        return found
+
+    def _source_span(self, address: int, size_bytes: int) -> Allocation:
+        last = self._last_source
+        if last.alive and last.start <= address and address + size_bytes <= last.end:
+            return last
+        self._last_source = found = self._span("source", address, size_bytes)
+        return found
+
+    def _span(self, side: str, address: int, size_bytes: int) -> Allocation:
+        """The live allocation that holds all of a span."""
+        found = self._memory.find(address)
+        if found is None:
+            raise _Refused(statuses.INVALID_VALUE, f"{side}: {address:#x} lies in no live allocation")
+        if address + size_bytes > found.end:
+            past = address + size_bytes - found.end
+            raise _Refused(
+                statuses.INVALID_VALUE,
+                f"{side}: {size_bytes} bytes at {address:#x} end {past} bytes past the {found.kind} allocation "
+                f"of {found.bytes} bytes at {found.start:#x}",
+            )
+        return found
+
+    def _span_or_pageable(self, side: str, address: int, size_bytes: int) -> Allocation | None:
+        if address <= 0 or size_bytes < 0:
+            raise _Refused(statuses.INVALID_VALUE, f"{side}: {size_bytes} bytes at {address:#x}")
+        if size_bytes == 0 or self._memory.find(address) is None:
+            return None
+        return self._span(side, address, size_bytes)

@@ -1,0 +1,142 @@
+"""The verbs every driver has, real or simulated, and the table of C entry points submit.py calls."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from numba_kvswap.driver.errors import KVSwapDriverError
+from numba_kvswap.driver.in_flight import InFlight
+
+
+@dataclass(frozen=True)
+class EntryPoints:
+    """Addresses of C functions, called without the GIL by submit.py.
+
+    memcpy_async:    ``CUresult f(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream)``
+    memcpy_2d_async: ``CUresult f(const CUDA_MEMCPY2D *copy, CUstream stream)``
+
+    An address is checked for null here, once: calling null kills the process.
+    """
+
+    memcpy_async: int
+    memcpy_2d_async: int
+
+    def __post_init__(self) -> None:
+        for name, address in vars(self).items():
+            if address == 0:
+                raise KVSwapDriverError(
+                    "cuGetProcAddress", "CUDA_ERROR_NOT_FOUND", advice=f"the driver has no {name}; update it"
+                )
+
+
+@dataclass(frozen=True)
+class PointerInfo:
+    """What the driver knows of an address.
+
+    kind:   "device"; "host" (pinned: allocated or registered by the driver); "managed"; "unknown"
+            (pageable, freed, or never allocated).
+    start, bytes: the allocation that holds the address; 0 and 0 where kind is "unknown".
+    device: ordinal of the device, -1 where kind is "unknown".
+    """
+
+    kind: Literal["device", "host", "managed", "unknown"]
+    start: int
+    bytes: int
+    device: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.bytes
+
+
+class Driver(ABC):
+    """One way to reach a device. Streams, events and addresses are plain integers, as in the C API.
+
+    Stream 0 is the legacy default stream. Every verb raises KVSwapDriverError when its call fails; nothing
+    of a failed call is left for a later one to report. Verbs that need a current context use the calling
+    thread's: wrap them in ``with driver.activate(device):``.
+    """
+
+    name: Literal["cuda", "simulated"]
+    entry_points: EntryPoints
+    #: Largest row distance a 2-D copy may have (CU_DEVICE_ATTRIBUTE_MAX_PITCH).
+    pitch_bytes_max: int
+
+    @cached_property
+    def in_flight(self) -> InFlight:
+        """What this driver still works on, kept alive until it is done."""
+        return InFlight()
+
+    @abstractmethod
+    def describe(self) -> Mapping[str, object]:
+        """Facts for ``info``: device name, driver version, memory."""
+
+    @abstractmethod
+    def activate(self, device: int) -> AbstractContextManager[None]:
+        """Make the primary context of `device` current in this thread; on exit restore what was current."""
+
+    @abstractmethod
+    def current_device(self) -> int | None:
+        """Ordinal of the calling thread's current device, None where no context is current."""
+
+    @abstractmethod
+    def device_alloc(self, size_bytes: int) -> int: ...
+
+    @abstractmethod
+    def device_free(self, address: int) -> None: ...
+
+    @abstractmethod
+    def host_alloc(self, size_bytes: int) -> int:
+        """Pinned host memory, portable across contexts and mapped into the device's address space."""
+
+    @abstractmethod
+    def host_free(self, address: int) -> None: ...
+
+    @abstractmethod
+    def pointer_info(self, address: int) -> PointerInfo: ...
+
+    @abstractmethod
+    def copy_now(self, target: int, source: int, size_bytes: int) -> None:
+        """A synchronous copy between any two addresses, for set-up and inspection, never on a hot path."""
+
+    @abstractmethod
+    def stream_create(self) -> int:
+        """A non-blocking stream: not ordered with the legacy default stream."""
+
+    @abstractmethod
+    def stream_destroy(self, stream: int) -> None: ...
+
+    @abstractmethod
+    def stream_synchronize(self, stream: int) -> None: ...
+
+    @abstractmethod
+    def stream_wait_event(self, stream: int, event: int) -> None:
+        """What is put on `stream` from now on starts after the event's last record, if it has one."""
+
+    @abstractmethod
+    def event_create(self) -> int: ...
+
+    @abstractmethod
+    def event_destroy(self, event: int) -> None: ...
+
+    @abstractmethod
+    def event_record(self, event: int, stream: int) -> None: ...
+
+    @abstractmethod
+    def event_done(self, event: int) -> bool: ...
+
+    @abstractmethod
+    def event_synchronize(self, event: int) -> None: ...
+
+    @abstractmethod
+    def event_seconds(self, start: int, end: int) -> float:
+        """Seconds between two recorded and completed events."""
+
+    @abstractmethod
+    def result_name(self, status: int) -> str:
+        """The name of a CUresult value, e.g. "CUDA_ERROR_INVALID_VALUE"."""
