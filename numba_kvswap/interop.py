@@ -1,0 +1,211 @@
+"""The door: torch, CuPy, Numba, NumPy and simulated arrays, host addresses and streams, turned into plain facts.
+
+A framework is found through sys.modules, never imported for its own sake: an array of a framework that was
+not imported cannot have been passed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from numba_kvswap.driver import Driver, SimulatedArray, SimulatedStream
+from numba_kvswap.layers import ArrayFacts, Layer, dtype_fault, layer_of, name_fault
+
+
+def check_integer(value: object, name: str) -> int:
+    """`value` as a Python integer; TypeError for bool, float, None and the rest."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} is {value!r}; expected an integer; convert it with int() if that is meant")
+    return int(value)
+
+
+def array_facts(array: object, where: str) -> ArrayFacts:
+    """What can be known of an array without judging it; `where` names it in the TypeError for any other object."""
+    if isinstance(array, SimulatedArray):
+        return _simulated_facts(array)
+    if isinstance(array, np.ndarray):  # Numba's mapped and pinned arrays are ndarrays too
+        return _numpy_facts(array)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _torch_facts(array, where)
+    if hasattr(array, "__cuda_array_interface__"):
+        return _cuda_array_interface_facts(array)
+    raise TypeError(
+        f"{where} is {type(array).__name__}; expected a torch, CuPy, Numba, NumPy or simulated array "
+        "(any __cuda_array_interface__ will do)"
+    )
+
+
+def device_layers(layer_lists: Sequence[Sequence[Any]], side: str = "device") -> tuple[list[Layer], int]:
+    """Records of device arrays, and the ordinal of the one device that holds them all.
+
+    Raises TypeError for arrays in host memory, ValueError where the arrays lie on several devices.
+    """
+    layers, devices = [], []
+    for index, array in enumerate(_flat(layer_lists)):
+        facts = array_facts(array, f"{side} layer {index}")
+        if facts.device is None:
+            raise TypeError(
+                f"{side} layer {index} is {type(array).__name__} in host memory; expected an array on the device"
+            )
+        layers.append(layer_of(facts, f"{side} layer {index}"))
+        devices.append(facts.device)
+    if len(set(devices)) > 1:
+        raise ValueError(f"{side} layers lie on devices {sorted(set(devices))}; expected one device")
+    return layers, devices[0] if devices else 0
+
+
+def host_layers(layer_lists: Sequence[Sequence[Any]], side: str = "host") -> list[Layer]:
+    """Records of host arrays; TypeError for an array on a device."""
+    return [host_layer(array, f"{side} layer {index}") for index, array in enumerate(_flat(layer_lists))]
+
+
+def host_layer(array: object, where: str) -> Layer:
+    facts = array_facts(array, where)
+    if facts.device is not None:
+        raise TypeError(f"{where} is {type(array).__name__} on device {facts.device}; expected pinned host memory")
+    return layer_of(facts, where)
+
+
+def simulated_driver_of(layer_lists: Sequence[Sequence[Any]]) -> Driver | None:
+    """The simulated driver that holds these arrays, None where they are not simulated; ValueError for a mixture."""
+    drivers = {
+        id(array.simulated_device.driver) if isinstance(array, SimulatedArray) else None: array
+        for array in _flat(layer_lists)
+    }
+    if len(drivers) > 1:
+        raise ValueError("the device layers belong to different devices or drivers; expected all on one device")
+    first = next(iter(drivers.values()), None)
+    return first.simulated_device.driver if isinstance(first, SimulatedArray) else None
+
+
+def _flat(layer_lists: Sequence[Sequence[Any]]) -> list[Any]:
+    return [array for layers in layer_lists for array in layers]
+
+
+def _numpy_facts(array: np.ndarray[Any, Any]) -> ArrayFacts:
+    return ArrayFacts(
+        address=array.__array_interface__["data"][0] if array.dtype.hasobject else array.ctypes.data,
+        shape=array.shape,
+        strides_bytes=array.strides,
+        item_bytes=array.itemsize,
+        dtype=_dtype_name(array.dtype),
+        dtype_fault=dtype_fault(array.dtype),
+        device=None,
+        writable=array.flags.writeable,
+        owner=array,
+    )
+
+
+def _simulated_facts(array: SimulatedArray) -> ArrayFacts:
+    return ArrayFacts(
+        address=array.address,
+        shape=array.shape,
+        strides_bytes=array.strides,
+        item_bytes=array.dtype.itemsize,
+        dtype=_dtype_name(array.dtype),
+        dtype_fault=dtype_fault(array.dtype),
+        device=array.device,
+        writable=True,
+        owner=array,
+    )
+
+
+def _torch_facts(tensor: Any, where: str) -> ArrayFacts:
+    # data_ptr works for every dtype; torch's CUDA array interface raises KeyError for fp8 and has no bf16.
+    if str(tensor.layout) != "torch.strided":
+        raise TypeError(f"{where} is a tensor with layout {tensor.layout}; expected a strided tensor")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"{where} is a tensor on {tensor.device}; expected cuda, or pinned cpu memory")
+    item_bytes = tensor.element_size()
+    name = str(tensor.dtype).removeprefix("torch.")
+    return ArrayFacts(
+        address=tensor.data_ptr(),
+        shape=tuple(tensor.shape),
+        strides_bytes=tuple(stride * item_bytes for stride in tensor.stride()),
+        item_bytes=item_bytes,
+        dtype=name,
+        dtype_fault=name_fault(name),
+        device=tensor.device.index if tensor.device.type == "cuda" else None,
+        writable=True,
+        owner=tensor,
+    )
+
+
+def _cuda_array_interface_facts(array: Any) -> ArrayFacts:
+    # https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html, version 2 and 3
+    interface = array.__cuda_array_interface__
+    own_dtype = getattr(array, "dtype", None)  # knows ml_dtypes, whose typestr is only a void
+    dtype = own_dtype if isinstance(own_dtype, np.dtype) else np.dtype(interface["typestr"])
+    address, read_only = interface["data"]
+    shape = tuple(interface["shape"])
+    return ArrayFacts(
+        address=int(address or 0),
+        shape=shape,
+        strides_bytes=tuple(interface.get("strides") or _dense_strides_bytes(shape, dtype.itemsize)),
+        item_bytes=dtype.itemsize,
+        dtype=_dtype_name(dtype),
+        dtype_fault=dtype_fault(dtype),
+        device=_device_of(array, int(address or 0)),
+        writable=not read_only,
+        owner=array,
+    )
+
+
+def _device_of(array: Any, address: int) -> int:
+    """The ordinal of a CUDA array's device: by the driver, since the interface does not say."""
+    from numba_kvswap.driver import cuda_driver
+
+    return max(0, cuda_driver().pointer_info(address).device)
+
+
+def _dense_strides_bytes(shape: tuple[int, ...], item_bytes: int) -> list[int]:
+    strides = [item_bytes]
+    for length in reversed(shape[1:]):
+        strides.insert(0, strides[0] * length)
+    return strides[: len(shape)]
+
+
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    """The name frameworks share; other byte orders, which share a name, keep their code."""
+    return dtype.name if dtype.isnative else dtype.str
+
+
+def stream_handle(stream: object) -> int:
+    """The driver's handle of a stream: None and 0 are the legacy default stream.
+
+    Takes an integer, anything with `__cuda_stream__`, and the streams of torch (`cuda_stream`), CuPy (`ptr`),
+    Numba (`handle`) and the simulated device. Raises TypeError for the rest.
+    """
+    if stream is None:
+        return 0
+    if isinstance(stream, SimulatedStream):
+        return stream.handle
+    if isinstance(stream, (int, np.integer)) and not isinstance(stream, bool):
+        return int(stream)
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        _version, handle = protocol() if callable(protocol) else protocol
+        return int(handle)
+    for attribute in ("cuda_stream", "ptr", "handle"):
+        if hasattr(stream, attribute):
+            handle = getattr(stream, attribute)
+            return int(getattr(handle, "value", handle) or 0)  # Numba's handle is a ctypes pointer
+    raise TypeError(
+        f"stream is {stream!r}; expected None, an integer handle, or a torch, CuPy, Numba or simulated stream"
+    )
+
+
+def producer_stream(array: object) -> int:
+    """The stream on which the work that writes `array` is being put: its framework's current one, else 0."""
+    if isinstance(array, SimulatedArray):
+        return array.stream
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return int(torch.cuda.current_stream(array.device).cuda_stream)
+    interface = getattr(array, "__cuda_array_interface__", {})
+    return int(interface.get("stream") or 0)  # version 3; absent or None: no stream to wait for

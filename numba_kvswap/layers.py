@@ -1,0 +1,207 @@
+"""Where block b of layer l lies: the records that everything behind the door works with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+
+from numba_kvswap.driver import Driver, PointerInfo
+
+Side = Literal["device", "host"]
+
+# Types narrower than a byte, by the names ml_dtypes and torch give them. torch's float4_e2m1fn_x2 is not
+# among them: its element is a whole byte that holds two values.
+_SUB_BYTE = re.compile(r"u?int[1-7]|float[46]_(?!.*_x\d)\w+|quint\dx\d|bits\dx\d")
+
+
+@dataclass(frozen=True)
+class ArrayFacts:
+    """What interop.py learns from any framework's array, before any of it is judged.
+
+    address: of the first element, bytes. strides_bytes: one a dimension. dtype: its name. dtype_fault: why
+    its elements are not plain whole bytes, "" where they are. device: ordinal, None for host memory.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    item_bytes: int
+    dtype: str
+    dtype_fault: str
+    device: int | None
+    writable: bool
+    owner: object = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of one side: block b is the `block_bytes` bytes at ``address + b * block_stride_bytes``.
+
+    dtype is a name, only ever compared, or None for raw memory, which matches any. `owner` keeps the memory
+    alive for as long as the record lives.
+    """
+
+    address: int
+    blocks: int
+    block_bytes: int
+    block_stride_bytes: int
+    dtype: str | None
+    writable: bool = True
+    owner: object = field(default=None, repr=False, compare=False)
+
+    @property
+    def extent_bytes(self) -> int:
+        """From the first byte of the first block to the end of the last block."""
+        return (self.blocks - 1) * self.block_stride_bytes + self.block_bytes if self.blocks else 0
+
+
+class LayerBytes:
+    """A layer as ``numpy.asarray`` takes it: uint8 [blocks, block bytes], sharing the memory.
+
+    Of host memory, or of the simulated device's, which is host memory too. Alive as long as any array made of
+    it, and so is the memory.
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        self._owner = layer.owner
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "data": (layer.address, not layer.writable),
+            "shape": (layer.blocks, layer.block_bytes),
+            "strides": (layer.block_stride_bytes, 1),
+        }
+
+
+def dtype_fault(dtype: np.dtype[Any]) -> str:
+    """Why elements of `dtype` are not plain whole bytes; "" where they are."""
+    if dtype.hasobject:
+        return "holds Python objects, not bytes"
+    if dtype.names is not None or dtype.subdtype is not None:
+        return "is structured"
+    return name_fault(dtype.name)
+
+
+def name_fault(dtype_name: str) -> str:
+    return "is narrower than a byte" if _SUB_BYTE.fullmatch(dtype_name) else ""
+
+
+def layer_of(facts: ArrayFacts, where: str) -> Layer:
+    """The record of an array [blocks, ...]; `where` names it in errors.
+
+    Raises TypeError for a dtype that is not of whole bytes, ValueError for blocks of no bytes, and for blocks
+    that are not contiguous at a constant distance of at least their size.
+    """
+    if facts.dtype_fault:
+        raise TypeError(
+            f"{where} has dtype {facts.dtype}, which {facts.dtype_fault}; expected a whole-byte dtype; "
+            "view the array as uint8 if its bytes are to move"
+        )
+    block_bytes = prod(facts.shape[1:]) * facts.item_bytes
+    if not facts.shape or block_bytes == 0:
+        raise ValueError(f"{where} has shape {facts.shape}; expected [blocks, ...] with blocks of 1 byte or more")
+    blocks = facts.shape[0]
+    stride = facts.strides_bytes[0] if blocks > 1 else block_bytes
+    if blocks and not (_inner_contiguous(facts) and stride >= block_bytes):
+        raise ValueError(
+            f"{where} has shape {facts.shape} and strides {facts.strides_bytes} bytes; expected contiguous blocks "
+            f"at a distance of at least {block_bytes} bytes; make it contiguous first"
+        )
+    return Layer(facts.address, blocks, block_bytes, stride, facts.dtype, facts.writable, facts.owner)
+
+
+def _inner_contiguous(facts: ArrayFacts) -> bool:
+    expected = facts.item_bytes
+    for length, stride in zip(reversed(facts.shape[1:]), reversed(facts.strides_bytes[1:]), strict=True):
+        if length != 1 and stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def check_layers(layers: Sequence[Layer], side: str) -> None:
+    """A cache has layers, and the same number of blocks in each. Raises ValueError."""
+    if not layers:
+        raise ValueError(f"the {side} cache has no layers; expected one array a layer")
+    for index, layer in enumerate(layers):
+        if layer.blocks != layers[0].blocks:
+            raise ValueError(
+                f"{side} layer {index} has {layer.blocks} blocks, layer 0 has {layers[0].blocks}; "
+                "expected the same number in every layer"
+            )
+
+
+def check_same_layers(device: Sequence[Layer], host: Sequence[Layer]) -> None:
+    """Two caches can be swapped when layer i has one dtype and one block size on both. Raises ValueError."""
+    if len(device) != len(host):
+        raise ValueError(
+            f"the device cache has {len(device)} layers, the host cache {len(host)}; expected as many: "
+            "all lists of one cache (K, V, scales) move together"
+        )
+    for index, (one, other) in enumerate(zip(device, host, strict=True)):
+        if None not in (one.dtype, other.dtype) and one.dtype != other.dtype:
+            raise ValueError(f"layer {index}: device dtype {one.dtype}, host {other.dtype}; expected one dtype")
+        if one.block_bytes != other.block_bytes:
+            raise ValueError(
+                f"layer {index}: device blocks of {one.block_bytes} bytes, host blocks of {other.block_bytes}; "
+                "expected one size"
+            )
+
+
+def check_writable(layers: Sequence[Layer], side: str) -> None:
+    for index, layer in enumerate(layers):
+        if not layer.writable:
+            raise ValueError(f"{side} layer {index} is read-only; expected a target that can be written")
+
+
+def check_device_memory(layers: Sequence[Layer], device: int, driver: Driver) -> tuple[int, ...]:
+    """Every layer lies in plain device memory of `device`, as far as the driver knows, else ValueError.
+
+    Returns where each layer's allocation starts: one copy over several layers must stay inside one.
+    """
+    infos = [driver.pointer_info(layer.address) for layer in layers]
+    for index, (layer, info) in enumerate(zip(layers, infos, strict=True)):
+        if layer.blocks and (info.kind, info.device) != ("device", device):
+            raise ValueError(
+                f"device layer {index} at {layer.address:#x} is {_kind_in_words(info)}; "
+                f"expected plain memory of device {device}"
+            )
+    return tuple(info.start for info in infos)
+
+
+def check_pinned_memory(layers: Sequence[Layer], driver: Driver) -> tuple[int, ...]:
+    """Every layer lies, whole, in one range of pinned host memory, else ValueError.
+
+    Pageable memory would be copied, synchronously and slowly, without a word; hence the refusal.
+    Returns where each layer's allocation starts.
+    """
+    infos = [driver.pointer_info(layer.address) for layer in layers]
+    for index, (layer, info) in enumerate(zip(layers, infos, strict=True)):
+        if layer.blocks == 0:
+            continue
+        if info.kind != "host":
+            raise ValueError(
+                f"host layer {index} at {layer.address:#x} is {_kind_in_words(info)}; expected pinned host memory: "
+                "allocate it with HostCache.allocate or register it with the driver"
+            )
+        found = info.end - layer.address
+        if found < layer.extent_bytes:
+            raise ValueError(
+                f"host layer {index} at {layer.address:#x} needs {layer.extent_bytes} bytes for {layer.blocks} "
+                f"blocks, found {found} pinned bytes there; pass fewer blocks or a larger allocation"
+            )
+    return tuple(info.start for info in infos)
+
+
+def _kind_in_words(info: PointerInfo) -> str:
+    return {
+        "device": f"memory of device {info.device}",
+        "host": "pinned host memory",
+        "managed": "managed memory",
+        "unknown": "not known to the driver (pageable, freed or never allocated)",
+    }[info.kind]

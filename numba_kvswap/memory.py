@@ -1,0 +1,35 @@
+"""Memory taken from a driver and given back once: by `close`, or when its last user is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Literal
+
+from numba_kvswap.driver import Driver, KVSwapDriverError
+
+
+class DriverMemory:
+    """`size_bytes` bytes of device memory, or of pinned host memory (portable and mapped).
+
+    Raises KVSwapDriverError where the driver has no such memory left. `address` is 0 once closed.
+    """
+
+    def __init__(self, driver: Driver, device: int, size_bytes: int, kind: Literal["device", "pinned"]) -> None:
+        self.address = 0
+        self.driver, self.device, self.size_bytes, self.kind = driver, device, size_bytes, kind
+        with driver.activate(device):
+            allocate = driver.device_alloc if kind == "device" else driver.host_alloc
+            self.address = allocate(max(1, size_bytes))  # a driver refuses to allocate nothing
+
+    def close(self) -> None:
+        """Give the memory back; a second call does nothing."""
+        address, self.address = self.address, 0
+        if address:
+            with self.driver.activate(self.device):
+                (self.driver.device_free if self.kind == "device" else self.driver.host_free)(address)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():  # the process's end frees it, and the driver may be gone already
+            with contextlib.suppress(KVSwapDriverError):
+                self.close()

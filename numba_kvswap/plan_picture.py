@@ -1,0 +1,59 @@
+"""A plan as a small picture: its source blocks above, its target blocks below, a band for every run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from numba_kvswap.plan import Plan
+
+_WIDTH, _STRIP, _GAP, _TEXT = 720, 14, 70, 18
+_RUNS_MAX = 256
+# Golden angle, so that neighbouring runs differ in hue; middling lightness reads on white and on black.
+_HUE_STEP_DEGREES = 137.508
+
+
+def svg(plan: Plan) -> str:
+    """Inline SVG of at most 256 runs, for notebooks and the README; light and dark backgrounds alike."""
+    last_source = int(max(plan.source_ids, default=0)) + 1
+    last_target = int(max(plan.target_ids, default=0)) + 1
+    shown = min(plan.runs, _RUNS_MAX)
+    bands = "".join(_band(plan, run, last_source, last_target) for run in range(shown))
+    hidden = f", first {shown} runs shown" if shown < plan.runs else ""
+    caption = (
+        f"{plan.pairs} pairs, {plan.blocks} blocks in {plan.runs} runs, {plan.blocks_per_run:.2f} blocks a run{hidden}"
+    )
+    top, bottom = _TEXT, _TEXT + _STRIP + _GAP
+    height = bottom + _STRIP + 2 * _TEXT
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
+        'font-family="sans-serif" font-size="12" fill="#888">'
+        f"{_strip(top)}{_strip(bottom)}{bands}"
+        f'<text x="0" y="{_TEXT - 5}">{plan.sides[0]} blocks 0 to {last_source - 1}</text>'
+        f'<text x="0" y="{bottom + _STRIP + _TEXT - 4}">{plan.sides[1]} blocks 0 to {last_target - 1}</text>'
+        f'<text x="{_WIDTH}" y="{bottom + _STRIP + 2 * _TEXT - 6}" text-anchor="end">{caption}</text></svg>'
+    )
+
+
+def _strip(y: int) -> str:
+    return f'<rect x="0" y="{y}" width="{_WIDTH}" height="{_STRIP}" fill="none" stroke="#888"/>'
+
+
+def _band(plan: Plan, run: int, last_source: int, last_target: int) -> str:
+    """One run: its blocks in both strips and the band that joins them."""
+    blocks = int(plan.run_blocks[run])
+    x0, x1 = _span(int(plan.run_source[run]), blocks, last_source)
+    u0, u1 = _span(int(plan.run_target[run]), blocks, last_target)
+    colour = f"hsl({run * _HUE_STEP_DEGREES % 360:.0f} 60% 55%)"
+    top, upper = _TEXT, _TEXT + _STRIP
+    lower, bottom = upper + _GAP, upper + _GAP + _STRIP
+    return (
+        f'<g fill="{colour}"><rect x="{x0:.2f}" y="{top}" width="{x1 - x0:.2f}" height="{_STRIP}"/>'
+        f'<rect x="{u0:.2f}" y="{lower}" width="{u1 - u0:.2f}" height="{bottom - lower}"/>'
+        f'<path fill-opacity="0.35" d="M{x0:.2f} {upper}H{x1:.2f}L{u1:.2f} {lower}H{u0:.2f}Z"/></g>'
+    )
+
+
+def _span(first: int, blocks: int, total: int) -> tuple[float, float]:
+    start = _WIDTH * first / total
+    return start, max(start + 1.0, _WIDTH * (first + blocks) / total)
