@@ -1,0 +1,99 @@
+"""Two caches whose layers match, and which of their layers are evenly spaced on both sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from numba_kvswap.caches import DeviceCache, HostCache
+from numba_kvswap.layers import check_same_layers, check_writable
+
+Direction = Literal["out", "in"]
+Words = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class LayerGroups:
+    """Consecutive layers of one block size at a constant distance, which one 2-D copy can span.
+
+    device, host: uint64 [groups, 3]: address of the group's first layer, block stride, layer stride, bytes.
+    block_bytes: uint64 [groups]. layers: int64 [groups], how many layers the group has.
+    """
+
+    device: Words
+    host: Words
+    block_bytes: Words
+    layers: npt.NDArray[np.int64]
+
+
+class CachePair:
+    """A device cache and a host cache between which any plan with ids in bounds can move.
+
+    Raises ValueError where the layers differ in number, dtype or block bytes, or the host's are not pinned.
+    """
+
+    def __init__(self, device_cache: DeviceCache, host_cache: HostCache) -> None:
+        check_same_layers(device_cache.layers, host_cache.layers)
+        self.device_cache, self.host_cache = device_cache, host_cache
+        self.driver = device_cache.driver
+        with self.driver.activate(device_cache.device):
+            host_allocations = host_cache.check_pinned(self.driver)
+        self.groups = self._grouped(host_allocations)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        return self.device_cache.block_bytes
+
+    def check_target(self, direction: Direction) -> None:
+        """ValueError where a layer that would be written is read-only; also where the host pool is closed."""
+        side, cache = ("host", self.host_cache) if direction == "out" else ("device", self.device_cache)
+        _ = self.host_cache.layers  # raises where it is closed
+        check_writable(cache.layers, side)
+
+    def memory_owners(self) -> list[object]:
+        """What keeps the memory of both caches alive."""
+        return [layer.owner for cache in (self.device_cache, self.host_cache) for layer in cache.layers]
+
+    def _grouped(self, host_allocations: tuple[int, ...]) -> LayerGroups:
+        device, host = self.device_cache.layers, self.host_cache.layers
+        # What two layers must share for one copy to span them: sizes, strides and the allocation on each side.
+        kinds = [
+            (d.block_bytes, d.block_stride_bytes, h.block_stride_bytes, device_start, host_start)
+            for d, h, device_start, host_start in zip(
+                device, host, self.device_cache.allocations, host_allocations, strict=True
+            )
+        ]
+        firsts: list[int] = []
+        spacings: list[tuple[int, int]] = []
+        for index in range(len(device)):
+            first = firsts[-1] if firsts else -1
+            spacing = (device[index].address - device[index - 1].address, host[index].address - host[index - 1].address)
+            alone = index == first + 1  # the group's second layer sets its spacing
+            if (
+                firsts
+                and kinds[index] == kinds[first]
+                and (self._spans(first, spacing) if alone else spacing == spacings[-1])
+            ):
+                spacings[-1] = spacing
+            else:
+                firsts.append(index)
+                spacings.append((0, 0))
+        counts = np.diff([*firsts, len(device)])
+        rows = list(zip(firsts, spacings, strict=True))
+        return LayerGroups(
+            device=np.array([(device[i].address, device[i].block_stride_bytes, s[0]) for i, s in rows], np.uint64),
+            host=np.array([(host[i].address, host[i].block_stride_bytes, s[1]) for i, s in rows], np.uint64),
+            block_bytes=np.array([device[i].block_bytes for i in firsts], np.uint64),
+            layers=counts.astype(np.int64),
+        )
+
+    def _spans(self, first: int, spacing: tuple[int, int]) -> bool:
+        """Whether rows at this spacing can be one 2-D copy: ascending, apart, within the driver's largest pitch."""
+        device, host = self.device_cache.layers[first], self.host_cache.layers[first]
+        dense = device.block_stride_bytes == host.block_stride_bytes == device.block_bytes
+        widths = (device.extent_bytes, host.extent_bytes) if dense else (device.block_bytes, device.block_bytes)
+        return all(width <= pitch <= self.driver.pitch_bytes_max for width, pitch in zip(widths, spacing, strict=True))
