@@ -1,0 +1,134 @@
+"""The @cuda.jit kernels, and the only importer of numba.cuda: fill blocks, and count those that differ.
+
+They reach memory by address, through two intrinsics, so that one launch covers all layers of a cache wherever
+they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import cuda, types
+from numba.cuda.extending import intrinsic
+
+from numba_kvswap.layers import Layer
+from numba_kvswap.replay.content import GAMMA_U64, block_start, mixed
+
+_THREADS = 256
+_WORD_BYTES = np.uint64(8)
+_BYTE_BITS = np.uint64(8)
+
+
+def _pointer_to(builder: Any, address: Any, bits: int) -> Any:
+    return builder.inttoptr(address, ir.IntType(bits).as_pointer())
+
+
+def _load(bits: int, result: Any) -> Any:
+    @intrinsic
+    def load(_typing: Any, address: Any) -> Any:
+        """The little-endian word at an address that is a multiple of its size."""
+        return result(types.uint64), lambda _context, builder, _signature, args: builder.load(
+            _pointer_to(builder, args[0], bits), align=bits // 8
+        )
+
+    return load
+
+
+def _store(bits: int, kind: Any) -> Any:
+    @intrinsic
+    def store(_typing: Any, address: Any, value: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            builder.store(args[1], _pointer_to(builder, args[0], bits), align=bits // 8)
+            return _context.get_dummy_value()
+
+        return types.void(types.uint64, kind), generate
+
+    return store
+
+
+_load_word, _load_byte = _load(64, types.uint64), _load(8, types.uint8)
+_store_word, _store_byte = _store(64, types.uint64), _store(8, types.uint8)
+
+
+@cuda.jit
+def _fill(layers: Any, blocks: Any) -> None:
+    """One CUDA block a KV block and layer. layers: uint64 [layers, 3]; blocks: uint64 [3, blocks]; see below."""
+    block, layer = cuda.blockIdx.x, cuda.blockIdx.y
+    address = layers[layer, 0] + blocks[0, block] * layers[layer, 1]
+    size = layers[layer, 2]
+    start = block_start(blocks[1, block], np.uint64(layer), blocks[2, block])
+    for w in range(cuda.threadIdx.x, (size + np.uint64(7)) // _WORD_BYTES, cuda.blockDim.x):
+        word = mixed(start + (np.uint64(w) + np.uint64(1)) * GAMMA_U64)
+        at = address + np.uint64(w) * _WORD_BYTES
+        left = size - np.uint64(w) * _WORD_BYTES
+        if left >= _WORD_BYTES and at % _WORD_BYTES == 0:
+            _store_word(at, word)
+        else:
+            for i in range(min(left, _WORD_BYTES)):
+                _store_byte(at + np.uint64(i), np.uint8(word & np.uint64(0xFF)))
+                word >>= _BYTE_BITS
+
+
+@cuda.jit
+def _count(layers: Any, blocks: Any, mismatched: Any) -> None:
+    """As `_fill`, but adds 1 to mismatched[0] for each block and layer that differs in any byte."""
+    block, layer = cuda.blockIdx.x, cuda.blockIdx.y
+    address = layers[layer, 0] + blocks[0, block] * layers[layer, 1]
+    size = layers[layer, 2]
+    start = block_start(blocks[1, block], np.uint64(layer), blocks[2, block])
+    differs = 0
+    for w in range(cuda.threadIdx.x, (size + np.uint64(7)) // _WORD_BYTES, cuda.blockDim.x):
+        word = mixed(start + (np.uint64(w) + np.uint64(1)) * GAMMA_U64)
+        at = address + np.uint64(w) * _WORD_BYTES
+        left = size - np.uint64(w) * _WORD_BYTES
+        if left >= _WORD_BYTES and at % _WORD_BYTES == 0:
+            if _load_word(at) != word:
+                differs = 1
+        else:
+            for i in range(min(left, _WORD_BYTES)):
+                if np.uint64(_load_byte(at + np.uint64(i))) != word & np.uint64(0xFF):
+                    differs = 1
+                word >>= _BYTE_BITS
+    if cuda.syncthreads_or(differs) and cuda.threadIdx.x == 0:
+        cuda.atomic.add(mismatched, 0, 1)
+
+
+class ContentKernels:
+    """Fills and judges the blocks of one device cache, on one stream. Needs its device's context current.
+
+    Block b of layer l must hold what `replay.content` says of its id, layer and position.
+    """
+
+    def __init__(self, layers: Sequence[Layer], stream: int) -> None:
+        records = [(layer.address, layer.block_stride_bytes, layer.block_bytes) for layer in layers]
+        self._owners = [layer.owner for layer in layers]
+        self._stream = cuda.external_stream(stream)
+        self._layers = cuda.to_device(np.array(records, np.uint64), self._stream)
+        self._mismatched = cuda.to_device(np.zeros(1, np.int64), self._stream)
+        self._stream.synchronize()
+
+    def fill(self, block_ids: npt.ArrayLike, ids: npt.ArrayLike, positions: npt.ArrayLike) -> None:
+        """Queue the writing of block ``block_ids[k]``, in all layers, as position ``positions[k]`` of ``ids[k]``."""
+        self._launch(_fill, block_ids, ids, positions)
+
+    def count(self, block_ids: npt.ArrayLike, ids: npt.ArrayLike, positions: npt.ArrayLike) -> None:
+        """Queue the comparison of the same; `mismatched` adds up."""
+        self._launch(_count, block_ids, ids, positions, self._mismatched)
+
+    def mismatched(self) -> int:
+        """Blocks and layers found different so far. Waits for the stream."""
+        counted = self._mismatched.copy_to_host(stream=self._stream)
+        self._stream.synchronize()
+        return int(counted[0])
+
+    def _launch(
+        self, kernel: Any, block_ids: npt.ArrayLike, ids: npt.ArrayLike, positions: npt.ArrayLike, *more: Any
+    ) -> None:
+        blocks = np.array([block_ids, ids, positions], np.uint64)
+        if blocks.shape[1]:
+            on_device = cuda.to_device(blocks, self._stream)
+            kernel[(blocks.shape[1], self._layers.shape[0]), _THREADS, self._stream](self._layers, on_device, *more)

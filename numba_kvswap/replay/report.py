@@ -1,0 +1,103 @@
+"""What a replay found: the counts, as JSON for comparison and as a table for reading."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+_BYTES_A_GB = 1e9
+
+
+@dataclass(slots=True)
+class ReplayReport:
+    """Counts of a replay, added up while it runs. Bytes are over all layers; a run is one merged piece of id pairs.
+
+    `blocks_verified` counts comparisons, each over all layers of a block: every block swapped in, and at the end
+    every resident block of both sides. `seconds` is the whole replay, `swap_seconds_*` the swaps alone.
+    """
+
+    engine: str
+    device: str
+    requests: int = 0
+    blocks_out: int = 0
+    blocks_in: int = 0
+    blocks_computed: int = 0
+    runs_out: int = 0
+    runs_in: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    blocks_verified: int = 0
+    mismatches: int = 0
+    seconds: float = 0.0
+    swap_seconds_out: float = 0.0
+    swap_seconds_in: float = 0.0
+
+    @property
+    def gb_per_s_out(self) -> float:
+        """GB/s (10^9 bytes) of the swap outs alone; 0 where there were none."""
+        return _gb_per_s(self.bytes_out, self.swap_seconds_out)
+
+    @property
+    def gb_per_s_in(self) -> float:
+        """GB/s (10^9 bytes) of the swap ins alone; 0 where there were none."""
+        return _gb_per_s(self.bytes_in, self.swap_seconds_in)
+
+    @property
+    def gb_per_s(self) -> float:
+        """GB/s (10^9 bytes) of all swaps together, over the time spent in swaps; 0 where there were none."""
+        return _gb_per_s(self.bytes_out + self.bytes_in, self.swap_seconds_out + self.swap_seconds_in)
+
+    def to_json(self) -> str:
+        """One JSON object: every field by its name, and gb_per_s, gb_per_s_out and gb_per_s_in."""
+        rates = {name: getattr(self, name) for name in ("gb_per_s", "gb_per_s_out", "gb_per_s_in")}
+        return json.dumps(dataclasses.asdict(self) | rates, indent=2)
+
+    def table(self) -> str:
+        """The report as plain aligned text: a column each way, then the totals."""
+        blocks_total = self.blocks_out + self.blocks_in
+        rows = [
+            ("", "out", "in", "both"),
+            ("blocks", _count(self.blocks_out), _count(self.blocks_in), _count(blocks_total)),
+            ("bytes", _count(self.bytes_out), _count(self.bytes_in), _count(self.bytes_out + self.bytes_in)),
+            ("runs", _count(self.runs_out), _count(self.runs_in), _count(self.runs_out + self.runs_in)),
+            (
+                "blocks a run",
+                _run_length(self.blocks_out, self.runs_out),
+                _run_length(self.blocks_in, self.runs_in),
+                _run_length(blocks_total, self.runs_out + self.runs_in),
+            ),
+            (
+                "swap seconds",
+                f"{self.swap_seconds_out:.3f}",
+                f"{self.swap_seconds_in:.3f}",
+                f"{self.swap_seconds_out + self.swap_seconds_in:.3f}",
+            ),
+            ("GB/s", f"{self.gb_per_s_out:.2f}", f"{self.gb_per_s_in:.2f}", f"{self.gb_per_s:.2f}"),
+        ]
+        facts = [
+            ("engine", f"{self.engine} ({self.device})"),
+            ("requests", _count(self.requests)),
+            ("blocks computed", _count(self.blocks_computed)),
+            ("blocks verified", _count(self.blocks_verified)),
+            ("mismatches", _count(self.mismatches)),
+            ("seconds", f"{self.seconds:.3f}"),
+        ]
+        name_width = max(len(name) for name, *_ in [*rows, *facts])
+        lines = [f"{name:<{name_width}}  {value}" for name, value in facts]
+        return "\n".join([*lines, "", *_aligned(rows, name_width)])
+
+
+def _aligned(rows: list[tuple[str, str, str, str]], name_width: int) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(1, 4)]
+    return ["  ".join([f"{row[0]:<{name_width}}", *(f"{row[c + 1]:>{widths[c]}}" for c in range(3))]) for row in rows]
+
+
+def _count(value: int) -> str:
+    return f"{value:,}"
+
+
+def _run_length(blocks: int, runs: int) -> str:
+    return f"{blocks / runs:.2f}" if runs else "-"
+
+
+def _gb_per_s(byte_count: int, seconds: float) -> float:
+    return byte_count / seconds / _BYTES_A_GB if seconds > 0 else 0.0

@@ -1,0 +1,63 @@
+"""The replay's report: the JSON fields that others compare, and the table that people read."""
+
+import json
+
+from numba_kvswap.replay.report import ReplayReport
+
+
+def example() -> ReplayReport:
+    return ReplayReport(
+        engine="simulated",
+        device="cpu",
+        requests=12_031,
+        blocks_out=233_005,
+        blocks_in=41_860,
+        blocks_computed=9,
+        runs_out=196_447,
+        runs_in=34_908,
+        bytes_out=4_000_000_000,
+        bytes_in=1_000_000_000,
+        blocks_verified=50_000,
+        mismatches=1,
+        seconds=9.5,
+        swap_seconds_out=2.0,
+        swap_seconds_in=0.5,
+    )
+
+
+def test_the_json_holds_the_fields_that_are_compared():
+    found = json.loads(example().to_json())
+    assert {name: found[name] for name in ("requests", "blocks_out", "blocks_in", "runs_out", "runs_in")} == {
+        "requests": 12_031,
+        "blocks_out": 233_005,
+        "blocks_in": 41_860,
+        "runs_out": 196_447,
+        "runs_in": 34_908,
+    }
+    assert (found["bytes_out"], found["bytes_in"]) == (4_000_000_000, 1_000_000_000)
+    assert (found["blocks_verified"], found["mismatches"], found["blocks_computed"]) == (50_000, 1, 9)
+    assert (found["engine"], found["device"], found["seconds"]) == ("simulated", "cpu", 9.5)
+    assert (found["gb_per_s_out"], found["gb_per_s_in"], found["gb_per_s"]) == (2.0, 2.0, 2.0)
+
+
+def test_the_table_is_aligned_and_says_everything():
+    lines = example().table().splitlines()
+    heading = next(line for line in lines if line.split() == ["out", "in", "both"])
+    ways = lines[lines.index(heading) :]
+    assert len({len(line) for line in ways}) == 1
+    assert [line.split() for line in ways[1:]] == [
+        ["blocks", "233,005", "41,860", "274,865"],
+        ["bytes", "4,000,000,000", "1,000,000,000", "5,000,000,000"],
+        ["runs", "196,447", "34,908", "231,355"],
+        ["blocks", "a", "run", "1.19", "1.20", "1.19"],
+        ["swap", "seconds", "2.000", "0.500", "2.500"],
+        ["GB/s", "2.00", "2.00", "2.00"],
+    ]
+    assert ["mismatches", "1"] in [line.split() for line in lines]
+    assert ["requests", "12,031"] in [line.split() for line in lines]
+
+
+def test_a_replay_that_moved_nothing_still_reports():
+    report = ReplayReport(engine="simulated", device="cpu")
+    assert json.loads(report.to_json())["gb_per_s"] == 0.0
+    assert "blocks a run" in report.table()

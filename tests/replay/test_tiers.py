@@ -1,0 +1,282 @@
+"""The placement policy: its rules one by one, then against a model that scans plain lists, then on a real trace."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from numba_kvswap.replay.tiers import Moves, TwoTierCache, each_block
+from numba_kvswap.replay.trace import read_trace
+
+MOONCAKE = Path(__file__).parents[3] / "shared/data/mooncake/conversation_trace.jsonl"
+
+
+class NaiveCache:
+    """The rules of the replay, as they are written: plain lists, oldest first, scanned from the front each time."""
+
+    def __init__(self, device_blocks: int, host_blocks: int, blocks_per_id: int) -> None:
+        self.blocks_per_id = blocks_per_id
+        self.device_ids_max = device_blocks // blocks_per_id
+        self.device: list[tuple[int, list[int]]] = []
+        self.host: list[tuple[int, list[int]]] = []
+        self.device_free = list(range(device_blocks))[::-1]
+        self.host_free = list(range(host_blocks))[::-1]
+
+    def place(self, hash_ids: list[int]) -> dict[str, list]:
+        while len(set(hash_ids)) > self.device_ids_max:
+            hash_ids = hash_ids[:-1]
+        moves: dict[str, list] = {"out": [], "in": [], "computed": []}
+        for hash_id in hash_ids:
+            entry = self.find(self.device, hash_id)
+            if entry:
+                self.device.remove(entry)
+                self.device.append(entry)
+                continue
+            while len(self.device_free) < self.blocks_per_id:
+                self.leave_device(next(e for e in self.device if e[0] not in hash_ids), hash_ids, moves)
+            blocks = self.take(self.device_free)
+            self.device.append((hash_id, blocks))
+            held = self.find(self.host, hash_id)
+            if held:
+                moves["in"].append((hash_id, held[1], blocks))
+                self.host.remove(held)
+                self.host.append(held)
+            else:
+                moves["computed"].append((hash_id, blocks))
+        return moves
+
+    def leave_device(self, entry, named, moves) -> None:
+        self.device.remove(entry)
+        self.device_free += entry[1]
+        if self.find(self.host, entry[0]):
+            return
+        while len(self.host_free) < self.blocks_per_id:
+            droppable = [e for e in self.host if e[0] not in named]
+            if not droppable:
+                return
+            self.host.remove(droppable[0])
+            self.host_free += droppable[0][1]
+        blocks = self.take(self.host_free)
+        self.host.append((entry[0], blocks))
+        moves["out"].append((entry[0], entry[1], blocks))
+
+    def take(self, free: list[int]) -> list[int]:
+        return [free.pop() for _ in range(self.blocks_per_id)]
+
+    @staticmethod
+    def find(entries, hash_id):
+        return next((e for e in entries if e[0] == hash_id), None)
+
+
+def as_lists(moves: Moves, blocks_per_id: int) -> dict[str, list]:
+    def by_id(blocks):
+        return blocks.reshape(-1, blocks_per_id).tolist()
+
+    return {
+        "out": list(zip(moves.out_ids.tolist(), by_id(moves.out_device), by_id(moves.out_host), strict=True)),
+        "in": list(zip(moves.in_ids.tolist(), by_id(moves.in_host), by_id(moves.in_device), strict=True)),
+        "computed": list(zip(moves.computed_ids.tolist(), moves.computed_device.tolist(), strict=True)),
+    }
+
+
+def residents(pair) -> list[tuple[int, list[int]]]:
+    ids, blocks = pair
+    return list(zip(ids.tolist(), blocks.tolist(), strict=True))
+
+
+class Contents:
+    """What the blocks of both sides hold when a request's moves are carried out as three batches."""
+
+    def __init__(self) -> None:
+        self.device: dict[int, tuple[int, int]] = {}
+        self.host: dict[int, tuple[int, int]] = {}
+
+    def carry_out(self, moves: Moves, blocks_per_id: int) -> None:
+        leaving = [self.device[block] for block in moves.out_device.tolist()]
+        self.host.update(zip(moves.out_host.tolist(), leaving, strict=True))
+        coming = [self.host[block] for block in moves.in_host.tolist()]
+        assert coming == [(i, p) for i in moves.in_ids.tolist() for p in range(blocks_per_id)]
+        self.device.update(zip(moves.in_device.tolist(), coming, strict=True))
+        for hash_id, blocks in zip(moves.computed_ids.tolist(), moves.computed_device.tolist(), strict=True):
+            self.device.update({block: (hash_id, p) for p, block in enumerate(blocks)})
+
+    def check(self, cache: TwoTierCache) -> None:
+        for held, pair in ((self.device, cache.device_blocks_by_id()), (self.host, cache.host_blocks_by_id())):
+            for hash_id, blocks in residents(pair):
+                assert [held[block] for block in blocks] == [(hash_id, p) for p in range(len(blocks))]
+
+
+@st.composite
+def replays(draw):
+    blocks_per_id = draw(st.sampled_from([1, 1, 2, 3, 8]))
+    device_blocks = draw(st.integers(blocks_per_id, 6 * blocks_per_id + 1))
+    host_blocks = draw(st.integers(0, 7 * blocks_per_id + 1))
+    requests = draw(st.lists(st.lists(st.integers(0, 14), max_size=9), max_size=25))
+    return device_blocks, host_blocks, blocks_per_id, requests
+
+
+@settings(max_examples=500, deadline=None)
+@given(replays())
+def test_every_move_is_the_naive_models_and_the_batches_leave_the_right_contents(replay):
+    device_blocks, host_blocks, blocks_per_id, requests = replay
+    cache, naive = (kind(device_blocks, host_blocks, blocks_per_id) for kind in (TwoTierCache, NaiveCache))
+    contents = Contents()
+    for hash_ids in requests:
+        moves = cache.place(hash_ids)
+        assert as_lists(moves, blocks_per_id) == naive.place(hash_ids)
+        assert residents(cache.device_blocks_by_id()) == naive.device
+        assert residents(cache.host_blocks_by_id()) == naive.host
+        contents.carry_out(moves, blocks_per_id)
+        contents.check(cache)
+
+
+def moves_of(cache: TwoTierCache, *requests: list[int]) -> dict[str, list]:
+    """The moves of the last request."""
+    for hash_ids in requests:
+        moves = cache.place(hash_ids)
+    return as_lists(moves, cache.blocks_per_id)
+
+
+def test_fresh_blocks_are_used_from_zero_up():
+    assert moves_of(TwoTierCache(4, 4), [7, 5])["computed"] == [(7, [0]), (5, [1])]
+
+
+def test_what_the_device_holds_does_not_move():
+    assert moves_of(TwoTierCache(4, 4), [7, 5], [5, 7]) == {"out": [], "in": [], "computed": []}
+
+
+def test_the_least_recently_used_leaves_and_its_block_is_used_next():
+    moves = moves_of(TwoTierCache(2, 4), [1, 2], [1], [3])
+    assert moves == {"out": [(2, [1], [0])], "in": [], "computed": [(3, [1])]}
+
+
+def test_an_id_comes_back_from_the_host_and_stays_there():
+    cache = TwoTierCache(1, 4)
+    assert moves_of(cache, [1], [2], [1]) == {"out": [(2, [0], [1])], "in": [(1, [0], [0])], "computed": []}
+    # The host still holds 1, so it leaves the device without a swap out.
+    assert moves_of(cache, [2]) == {"out": [], "in": [(2, [1], [0])], "computed": []}
+    assert residents(cache.host_blocks_by_id()) == [(1, [0]), (2, [1])]
+
+
+def test_an_id_that_the_request_names_later_does_not_leave():
+    assert moves_of(TwoTierCache(2, 4), [1, 2], [3, 1])["out"] == [(2, [1], [0])]
+
+
+def test_the_host_drops_its_least_recently_used_but_not_a_named_one():
+    # The host holds 1 and 2. The request names 1, so 2 makes room for 3.
+    moves = moves_of(TwoTierCache(1, 2), [1], [2], [3], [1])
+    assert moves == {"out": [(3, [0], [1])], "in": [(1, [0], [0])], "computed": []}
+
+
+def test_a_named_id_looked_past_keeps_its_place_on_the_host():
+    cache = TwoTierCache(2, 2)
+    for hash_ids in ([1, 2], [3, 4], [1, 3]):
+        cache.place(hash_ids)
+    assert residents(cache.host_blocks_by_id())[-1][0] == 1
+    # 1 is on both sides and named: the host drops the other one, and 1 is now its oldest.
+    cache.place([1, 5])
+    host = [hash_id for hash_id, _ in residents(cache.host_blocks_by_id())]
+    assert host == [1, 3]
+
+
+def test_what_leaves_is_lost_where_the_host_has_no_block_to_give():
+    assert moves_of(TwoTierCache(1, 0), [1], [2], [1]) == {"out": [], "in": [], "computed": [(1, [0])]}
+    assert moves_of(TwoTierCache(1, 1), [1], [2], [1]) == {"out": [], "in": [(1, [0], [0])], "computed": []}
+
+
+def test_a_host_block_named_twice_by_one_request_ends_with_the_last():
+    cache = TwoTierCache(2, 1)
+    moves = moves_of(cache, [1, 2], [3, 4])
+    assert moves["out"] == [(1, [0], [0]), (2, [1], [0])]
+    assert residents(cache.host_blocks_by_id()) == [(2, [0])]
+
+
+def test_a_request_is_cut_to_the_distinct_ids_that_the_device_can_hold():
+    assert moves_of(TwoTierCache(2, 4), [1, 1, 2, 1, 3, 4])["computed"] == [(1, [0]), (2, [1])]
+    assert moves_of(TwoTierCache(17, 4, blocks_per_id=8), [1, 2, 3])["computed"] == [
+        (1, list(range(8))),
+        (2, list(range(8, 16))),
+    ]
+
+
+def test_an_id_named_twice_is_moved_once_and_is_as_recent_as_its_last_mention():
+    cache = TwoTierCache(3, 4)
+    assert moves_of(cache, [1, 2, 1])["computed"] == [(1, [0]), (2, [1])]
+    assert residents(cache.device_blocks_by_id()) == [(2, [1]), (1, [0])]
+
+
+def test_the_blocks_of_an_id_are_placed_one_by_one():
+    # One block is spare: 2 takes it and what 1 freed, the block freed last first.
+    moves = moves_of(TwoTierCache(3, 4, blocks_per_id=2), [1], [2])
+    assert moves == {"out": [(1, [0, 1], [0, 1])], "in": [], "computed": [(2, [1, 0])]}
+
+
+def test_each_block_has_its_id_and_position():
+    ids, positions = each_block(np.array([7, 5]), 3)
+    assert (ids.tolist(), positions.tolist()) == ([7, 7, 7, 5, 5, 5], [0, 1, 2, 0, 1, 2])
+    assert each_block(np.array([], dtype=np.int64), 3)[1].dtype == np.int64
+
+
+def test_an_empty_request_gives_empty_int64_arrays():
+    moves = TwoTierCache(8, 8, blocks_per_id=8).place([])
+    assert moves.computed_device.shape == (0, 8)
+    for name in Moves.__slots__:
+        array = getattr(moves, name)
+        assert array.size == 0
+        assert array.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((7, 8, 8), "device_blocks: came 7, expected at least the 8 blocks"),
+        ((0, 8, 1), "device_blocks: came 0"),
+        ((8, -1, 1), "host_blocks: came -1"),
+        ((8, 8, 0), "blocks_per_id: came 0"),
+    ],
+)
+def test_sizes_that_cannot_be(arguments, says):
+    with pytest.raises(ValueError, match=says):
+        TwoTierCache(*arguments)
+
+
+def test_looking_past_named_ids_is_not_quadratic():
+    ids = 20_000
+    cache = TwoTierCache(2 * ids, 2 * ids)
+    cache.place(range(ids))
+    cache.place(range(ids, 2 * ids))
+    started = time.perf_counter()
+    # 0..ids-1 are the oldest and named: each eviction must look past all of them to find one of the others.
+    moves = cache.place([*range(2 * ids, 3 * ids), *range(ids)])
+    assert moves.out_ids.tolist() == list(range(ids, 2 * ids))
+    # A scan for each eviction would take 4e8 steps, most of a minute.
+    assert time.perf_counter() - started < 5
+
+
+def merged_runs(source: np.ndarray, target: np.ndarray) -> int:
+    """Runs of pairs that ascend by one on both sides, once sorted by target."""
+    if target.size == 0:
+        return 0
+    order = np.argsort(target)
+    breaks = (np.diff(source[order]) != 1) | (np.diff(target[order]) != 1)
+    return 1 + int(breaks.sum())
+
+
+@pytest.mark.skipif(not MOONCAKE.exists(), reason=f"the Mooncake conversation trace is not at {MOONCAKE}")
+@pytest.mark.parametrize(("blocks_per_id", "runs_out", "runs_in"), [(1, 196_447, 34_908), (8, 1_030_128, 186_351)])
+def test_the_counts_of_the_mooncake_trace(blocks_per_id, runs_out, runs_in):
+    cache = TwoTierCache(1000 * blocks_per_id, 8000 * blocks_per_id, blocks_per_id)
+    counts = np.zeros(5, dtype=np.int64)
+    for request in read_trace(MOONCAKE):
+        moves = cache.place(request.hash_ids)
+        counts += (
+            1,
+            moves.out_host.size,
+            moves.in_host.size,
+            merged_runs(moves.out_device, moves.out_host),
+            merged_runs(moves.in_host, moves.in_device),
+        )
+    assert counts.tolist() == [12_031, 233_005 * blocks_per_id, 41_860 * blocks_per_id, runs_out, runs_in]
