@@ -1,0 +1,143 @@
+"""The command line: ``python -m numba_kvswap info | check | replay | bench``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from numba_kvswap.driver import KVSwapDriverError, cuda_available
+
+_MADE_REQUESTS = 2000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0, 1 for mismatches, 2 for a mistake in the call."""
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except (ValueError, OSError, ImportError, KVSwapDriverError) as error:
+        print(f"numba-kvswap {options.command}: {error}", file=sys.stderr)
+        return 2
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="numba-kvswap", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    info = commands.add_parser("info", help="what this machine offers, and what is missing")
+    info.set_defaults(run=_info)
+    _add_check(commands.add_parser("check", help="random swaps against the reference"))
+    _add_replay(commands.add_parser("replay", help="a serving trace through the engine, every block verified"))
+    _add_bench(commands.add_parser("bench", help="host time of planning and submitting"))
+    return parser
+
+
+def _add_engine_and_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine", choices=("simulated", "cuda"), default=None, help="default: cuda where there is a GPU"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+
+
+def _add_check(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--examples", type=_count, default=2000, metavar="N")
+    parser.add_argument("--seed", type=int, default=0)
+    _add_engine_and_json(parser)
+    parser.set_defaults(run=_check)
+
+
+def _add_replay(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", nargs="?", type=Path, metavar="TRACE.jsonl", help="default: one made from --seed")
+    parser.add_argument("--device-blocks", type=_count, default=1000, metavar="G")
+    parser.add_argument("--host-blocks", type=_count, default=8000, metavar="H")
+    parser.add_argument(
+        "--block-tokens", type=_count, default=512, metavar="T", help="a divisor of 512, an id's tokens"
+    )
+    parser.add_argument("--model", default="tiny", metavar="NAME", help="cache geometry: tiny, llama-3-8b, ...")
+    parser.add_argument("--layers", type=_count, default=None, metavar="L", help="instead of the model's own")
+    parser.add_argument("--tp", type=_count, default=1, metavar="N", help="tensor parallel ranks; this is one of them")
+    parser.add_argument("--seed", type=int, default=0, help="of a made trace and of the simulated scheduler")
+    _add_engine_and_json(parser)
+    parser.set_defaults(run=_replay)
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repeats", type=_count, default=7, metavar="N")
+    _add_engine_and_json(parser)
+    parser.set_defaults(run=_bench)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} came; expected 1 or more")
+    return value
+
+
+def _engine(options: argparse.Namespace) -> str:
+    return options.engine or ("cuda" if cuda_available() else "simulated")
+
+
+def _write(path: Path | None, text: str) -> None:
+    if path is not None:
+        path.write_text(text + "\n", encoding="utf-8")
+
+
+def _info(options: argparse.Namespace) -> int:
+    from numba_kvswap.info import lines
+
+    print(*lines(), sep="\n")
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from numba_kvswap.check import check
+    from numba_kvswap.testing import engine_named
+
+    report, first_mismatch = check(engine_named(_engine(options)), options.examples, options.seed)
+    _write(options.json, report.to_json())
+    print(
+        f"{report.examples} swaps on {report.engine}, {report.invalid_examples} of them invalid: "
+        f"{report.mismatches} mismatches, {report.seconds:.1f} s"
+    )
+    if first_mismatch:
+        print(f"\nThe first mismatch again:\n\n{first_mismatch}")
+    return 1 if report.mismatches else 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from numba_kvswap.replay.models import model_named
+    from numba_kvswap.replay.run import Tiers, replay
+    from numba_kvswap.replay.stages import stage_named
+    from numba_kvswap.replay.trace import ID_TOKENS, Request, made_trace, read_trace
+
+    if ID_TOKENS % options.block_tokens:
+        raise ValueError(f"--block-tokens is {options.block_tokens}; expected a divisor of {ID_TOKENS}")
+    requests: Iterable[Request] = (
+        read_trace(options.trace) if options.trace else made_trace(options.seed, _MADE_REQUESTS)
+    )
+    layers = model_named(options.model).layer_shapes(options.block_tokens, options.tp, options.layers)
+    tiers = Tiers(options.device_blocks, options.host_blocks, ID_TOKENS // options.block_tokens)
+    report = replay(
+        tqdm(requests, unit=" requests", disable=None), layers, tiers, stage_named(_engine(options), options.seed)
+    )
+    _write(options.json, report.to_json())
+    print(report.table())
+    return 1 if report.mismatches else 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from numba_kvswap.bench.host_time import bench
+
+    report = bench(_engine(options), options.repeats)
+    _write(options.json, report.to_json())
+    print(report.table())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
