@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from colorsys import hls_to_rgb
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def svg(plan: Plan) -> str:
         f"{_strip(top)}{_strip(bottom)}{bands}"
         f'<text x="0" y="{_TEXT - 5}">{plan.sides[0]} blocks 0 to {last_source - 1}</text>'
         f'<text x="0" y="{bottom + _STRIP + _TEXT - 4}">{plan.sides[1]} blocks 0 to {last_target - 1}</text>'
-        f'<text x="{_WIDTH}" y="{bottom + _STRIP + 2 * _TEXT - 6}" text-anchor="end">{caption}</text></svg>'
+        f'<text x="{_WIDTH - 4}" y="{bottom + _STRIP + 2 * _TEXT - 6}" text-anchor="end">{caption}</text></svg>'
     )
 
 
@@ -44,11 +45,11 @@ def _band(plan: Plan, run: int, last_source: int, last_target: int) -> str:
     blocks = int(plan.run_blocks[run])
     x0, x1 = _span(int(plan.run_source[run]), blocks, last_source)
     u0, u1 = _span(int(plan.run_target[run]), blocks, last_target)
-    colour = f"hsl({run * _HUE_STEP_DEGREES % 360:.0f} 60% 55%)"
+    red, green, blue = (round(255 * part) for part in hls_to_rgb(run * _HUE_STEP_DEGREES / 360 % 1, 0.55, 0.6))
     top, upper = _TEXT, _TEXT + _STRIP
     lower, bottom = upper + _GAP, upper + _GAP + _STRIP
     return (
-        f'<g fill="{colour}"><rect x="{x0:.2f}" y="{top}" width="{x1 - x0:.2f}" height="{_STRIP}"/>'
+        f'<g fill="#{red:02x}{green:02x}{blue:02x}"><rect x="{x0:.2f}" y="{top}" width="{x1 - x0:.2f}" height="{_STRIP}"/>'
         f'<rect x="{u0:.2f}" y="{lower}" width="{u1 - u0:.2f}" height="{bottom - lower}"/>'
         f'<path fill-opacity="0.35" d="M{x0:.2f} {upper}H{x1:.2f}L{u1:.2f} {lower}H{u0:.2f}Z"/></g>'
     )
