@@ -52,9 +52,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", nargs="?", type=Path, metavar="TRACE.jsonl", help="default: one made from --seed")
     parser.add_argument("--device-blocks", type=_count, default=1000, metavar="G")
     parser.add_argument("--host-blocks", type=_count, default=8000, metavar="H")
-    parser.add_argument(
-        "--block-tokens", type=_count, default=512, metavar="T", help="a divisor of 512, an id's tokens"
-    )
+    parser.add_argument("--block-tokens", type=_count, default=512, metavar="T", help="divides an id's 512")
     parser.add_argument("--model", default="tiny", metavar="NAME", help="cache geometry: tiny, llama-3-8b, ...")
     parser.add_argument("--layers", type=_count, default=None, metavar="L", help="instead of the model's own")
     parser.add_argument("--tp", type=_count, default=1, metavar="N", help="tensor parallel ranks; this is one of them")

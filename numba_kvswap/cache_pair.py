@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_kvswap.caches import DeviceCache, HostCache
-from numba_kvswap.layers import check_same_layers, check_writable
+from numba_kvswap.layers import Layer, check_same_layers, check_writable
 
 Direction = Literal["out", "in"]
 Words = npt.NDArray[np.uint64]
@@ -60,35 +60,27 @@ class CachePair:
 
     def _grouped(self, host_allocations: tuple[int, ...]) -> LayerGroups:
         device, host = self.device_cache.layers, self.host_cache.layers
-        # What two layers must share for one copy to span them: sizes, strides and the allocation on each side.
+        # What layers must share for one copy to span them: sizes, strides, and the allocation on each side.
         kinds = [
             (d.block_bytes, d.block_stride_bytes, h.block_stride_bytes, device_start, host_start)
             for d, h, device_start, host_start in zip(
                 device, host, self.device_cache.allocations, host_allocations, strict=True
             )
         ]
-        firsts: list[int] = []
-        spacings: list[tuple[int, int]] = []
-        for index in range(len(device)):
-            first = firsts[-1] if firsts else -1
+        groups = [_Group(first=0)]
+        for index in range(1, len(device)):
+            group = groups[-1]
             spacing = (device[index].address - device[index - 1].address, host[index].address - host[index - 1].address)
-            alone = index == first + 1  # the group's second layer sets its spacing
-            if (
-                firsts
-                and kinds[index] == kinds[first]
-                and (self._spans(first, spacing) if alone else spacing == spacings[-1])
-            ):
-                spacings[-1] = spacing
+            even = self._spans(group.first, spacing) if group.layers == 1 else spacing == group.spacing
+            if even and kinds[index] == kinds[group.first]:
+                group.layers, group.spacing = group.layers + 1, spacing
             else:
-                firsts.append(index)
-                spacings.append((0, 0))
-        counts = np.diff([*firsts, len(device)])
-        rows = list(zip(firsts, spacings, strict=True))
+                groups.append(_Group(first=index))
         return LayerGroups(
-            device=np.array([(device[i].address, device[i].block_stride_bytes, s[0]) for i, s in rows], np.uint64),
-            host=np.array([(host[i].address, host[i].block_stride_bytes, s[1]) for i, s in rows], np.uint64),
-            block_bytes=np.array([device[i].block_bytes for i in firsts], np.uint64),
-            layers=counts.astype(np.int64),
+            device=np.array([_row(device[group.first], group.spacing[0]) for group in groups], np.uint64),
+            host=np.array([_row(host[group.first], group.spacing[1]) for group in groups], np.uint64),
+            block_bytes=np.array([device[group.first].block_bytes for group in groups], np.uint64),
+            layers=np.array([group.layers for group in groups], np.int64),
         )
 
     def _spans(self, first: int, spacing: tuple[int, int]) -> bool:
@@ -97,3 +89,16 @@ class CachePair:
         dense = device.block_stride_bytes == host.block_stride_bytes == device.block_bytes
         widths = (device.extent_bytes, host.extent_bytes) if dense else (device.block_bytes, device.block_bytes)
         return all(width <= pitch <= self.driver.pitch_bytes_max for width, pitch in zip(widths, spacing, strict=True))
+
+
+@dataclass
+class _Group:
+    """A group being gathered; spacing is device's and host's, 0 while there is one layer."""
+
+    first: int
+    layers: int = 1
+    spacing: tuple[int, int] = (0, 0)
+
+
+def _row(layer: Layer, spacing_bytes: int) -> tuple[int, int, int]:
+    return layer.address, layer.block_stride_bytes, spacing_bytes

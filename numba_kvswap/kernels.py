@@ -6,6 +6,7 @@ they lie.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import cuda, types
+from numba.cuda.core.errors import NumbaPerformanceWarning
 from numba.cuda.extending import intrinsic
 
 from numba_kvswap.layers import Layer
 from numba_kvswap.replay.content import GAMMA_U64, block_start, mixed
 
 _THREADS = 256
+_TABLES_MAX = 64
 _WORD_BYTES = np.uint64(8)
 _BYTE_BITS = np.uint64(8)
 
@@ -28,7 +31,7 @@ def _pointer_to(builder: Any, address: Any, bits: int) -> Any:
 
 
 def _load(bits: int, result: Any) -> Any:
-    @intrinsic
+    @intrinsic  # type: ignore[untyped-decorator]
     def load(_typing: Any, address: Any) -> Any:
         """The little-endian word at an address that is a multiple of its size."""
         return result(types.uint64), lambda _context, builder, _signature, args: builder.load(
@@ -39,7 +42,7 @@ def _load(bits: int, result: Any) -> Any:
 
 
 def _store(bits: int, kind: Any) -> Any:
-    @intrinsic
+    @intrinsic  # type: ignore[untyped-decorator]
     def store(_typing: Any, address: Any, value: Any) -> Any:
         def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
             builder.store(args[1], _pointer_to(builder, args[0], bits), align=bits // 8)
@@ -54,7 +57,7 @@ _load_word, _load_byte = _load(64, types.uint64), _load(8, types.uint8)
 _store_word, _store_byte = _store(64, types.uint64), _store(8, types.uint8)
 
 
-@cuda.jit
+@cuda.jit  # type: ignore[untyped-decorator]
 def _fill(layers: Any, blocks: Any) -> None:
     """One CUDA block a KV block and layer. layers: uint64 [layers, 3]; blocks: uint64 [3, blocks]; see below."""
     block, layer = cuda.blockIdx.x, cuda.blockIdx.y
@@ -73,7 +76,7 @@ def _fill(layers: Any, blocks: Any) -> None:
                 word >>= _BYTE_BITS
 
 
-@cuda.jit
+@cuda.jit  # type: ignore[untyped-decorator]
 def _count(layers: Any, blocks: Any, mismatched: Any) -> None:
     """As `_fill`, but adds 1 to mismatched[0] for each block and layer that differs in any byte."""
     block, layer = cuda.blockIdx.x, cuda.blockIdx.y
@@ -106,6 +109,7 @@ class ContentKernels:
     def __init__(self, layers: Sequence[Layer], stream: int) -> None:
         records = [(layer.address, layer.block_stride_bytes, layer.block_bytes) for layer in layers]
         self._owners = [layer.owner for layer in layers]
+        self._in_use: list[Any] = []
         self._stream = cuda.external_stream(stream)
         self._layers = cuda.to_device(np.array(records, np.uint64), self._stream)
         self._mismatched = cuda.to_device(np.zeros(1, np.int64), self._stream)
@@ -113,11 +117,11 @@ class ContentKernels:
 
     def fill(self, block_ids: npt.ArrayLike, ids: npt.ArrayLike, positions: npt.ArrayLike) -> None:
         """Queue the writing of block ``block_ids[k]``, in all layers, as position ``positions[k]`` of ``ids[k]``."""
-        self._launch(_fill, block_ids, ids, positions)
+        self._launch(_fill, (block_ids, ids, positions))
 
     def count(self, block_ids: npt.ArrayLike, ids: npt.ArrayLike, positions: npt.ArrayLike) -> None:
         """Queue the comparison of the same; `mismatched` adds up."""
-        self._launch(_count, block_ids, ids, positions, self._mismatched)
+        self._launch(_count, (block_ids, ids, positions), self._mismatched)
 
     def mismatched(self) -> int:
         """Blocks and layers found different so far. Waits for the stream."""
@@ -125,10 +129,16 @@ class ContentKernels:
         self._stream.synchronize()
         return int(counted[0])
 
-    def _launch(
-        self, kernel: Any, block_ids: npt.ArrayLike, ids: npt.ArrayLike, positions: npt.ArrayLike, *more: Any
-    ) -> None:
-        blocks = np.array([block_ids, ids, positions], np.uint64)
-        if blocks.shape[1]:
-            on_device = cuda.to_device(blocks, self._stream)
-            kernel[(blocks.shape[1], self._layers.shape[0]), _THREADS, self._stream](self._layers, on_device, *more)
+    def _launch(self, kernel: Any, lists: tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], *more: Any) -> None:
+        blocks = np.array(lists, np.uint64)
+        if blocks.shape[1] == 0:
+            return
+        if len(self._in_use) == _TABLES_MAX:  # freeing is not ordered with the stream, so wait before letting go
+            self._stream.synchronize()
+            self._in_use.clear()
+        table = cuda.to_device(blocks, self._stream)
+        self._in_use.append(table)
+        with warnings.catch_warnings():
+            # A request of few blocks cannot fill the device; that is its nature and no news.
+            warnings.simplefilter("ignore", NumbaPerformanceWarning)
+            kernel[(blocks.shape[1], self._layers.shape[0]), _THREADS, self._stream](self._layers, table, *more)

@@ -29,7 +29,7 @@ class Stage(Protocol):
         """Say which cache the other verbs speak of."""
 
     def fill(self, block_ids: Ids, ids: Ids, positions: Ids) -> None:
-        """Queue: device block ``block_ids[k]`` gets, in all layers, what position ``positions[k]`` of ``ids[k]`` holds."""
+        """Queue the writing of device blocks, in all layers, with what these positions of these ids hold."""
 
     def judge(self, block_ids: Ids, ids: Ids, positions: Ids) -> None:
         """Queue a comparison of the same."""
