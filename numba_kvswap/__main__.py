@@ -50,6 +50,9 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", nargs="?", type=Path, metavar="TRACE.jsonl", help="default: one made from --seed")
+    parser.add_argument(
+        "--requests", type=_count, metavar="N", help=f"stop after N; default: the whole trace, or {_MADE_REQUESTS} made"
+    )
     parser.add_argument("--device-blocks", type=_count, default=1000, metavar="G")
     parser.add_argument("--host-blocks", type=_count, default=8000, metavar="H")
     parser.add_argument("--block-tokens", type=_count, default=512, metavar="T", help="divides an id's 512")
@@ -106,6 +109,8 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
+    from itertools import islice
+
     from tqdm import tqdm
 
     from numba_kvswap.replay.models import model_named
@@ -116,7 +121,9 @@ def _replay(options: argparse.Namespace) -> int:
     if ID_TOKENS % options.block_tokens:
         raise ValueError(f"--block-tokens is {options.block_tokens}; expected a divisor of {ID_TOKENS}")
     requests: Iterable[Request] = (
-        read_trace(options.trace) if options.trace else made_trace(options.seed, _MADE_REQUESTS)
+        islice(read_trace(options.trace), options.requests)
+        if options.trace
+        else made_trace(options.seed, options.requests or _MADE_REQUESTS)
     )
     layers = model_named(options.model).layer_shapes(options.block_tokens, options.tp, options.layers)
     tiers = Tiers(options.device_blocks, options.host_blocks, ID_TOKENS // options.block_tokens)

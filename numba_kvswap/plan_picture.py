@@ -48,8 +48,9 @@ def _band(plan: Plan, run: int, last_source: int, last_target: int) -> str:
     red, green, blue = (round(255 * part) for part in hls_to_rgb(run * _HUE_STEP_DEGREES / 360 % 1, 0.55, 0.6))
     top, upper = _TEXT, _TEXT + _STRIP
     lower, bottom = upper + _GAP, upper + _GAP + _STRIP
+    colour = f"#{red:02x}{green:02x}{blue:02x}"
     return (
-        f'<g fill="#{red:02x}{green:02x}{blue:02x}"><rect x="{x0:.2f}" y="{top}" width="{x1 - x0:.2f}" height="{_STRIP}"/>'
+        f'<g fill="{colour}"><rect x="{x0:.2f}" y="{top}" width="{x1 - x0:.2f}" height="{_STRIP}"/>'
         f'<rect x="{u0:.2f}" y="{lower}" width="{u1 - u0:.2f}" height="{bottom - lower}"/>'
         f'<path fill-opacity="0.35" d="M{x0:.2f} {upper}H{x1:.2f}L{u1:.2f} {lower}H{u0:.2f}Z"/></g>'
     )

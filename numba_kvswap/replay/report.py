@@ -12,7 +12,9 @@ class ReplayReport:
     """Counts of a replay, added up while it runs. Bytes are over all layers; a run is one merged piece of id pairs.
 
     `blocks_verified` counts comparisons, each over all layers of a block: every block swapped in, and at the end
-    every resident block of both sides. `seconds` is the whole replay, `swap_seconds_*` the swaps alone.
+    every resident block of both sides. `mismatches` counts blocks times layers that differed. `seconds` is the
+    whole replay, `swap_seconds_*` the swaps alone; `link_gb_per_s_*` is one large pinned copy in the same run, 0 where
+    there is no link to measure.
     """
 
     engine: str
@@ -30,6 +32,15 @@ class ReplayReport:
     seconds: float = 0.0
     swap_seconds_out: float = 0.0
     swap_seconds_in: float = 0.0
+    link_gb_per_s_out: float = 0.0
+    link_gb_per_s_in: float = 0.0
+
+    @property
+    def link_seconds(self) -> float:
+        """Seconds that the link's single large copies would take for the same bytes; 0 where it was not measured."""
+        if not (self.link_gb_per_s_out and self.link_gb_per_s_in):
+            return 0.0
+        return (self.bytes_out / self.link_gb_per_s_out + self.bytes_in / self.link_gb_per_s_in) / _BYTES_A_GB
 
     @property
     def gb_per_s_out(self) -> float:
@@ -47,14 +58,14 @@ class ReplayReport:
         return _gb_per_s(self.bytes_out + self.bytes_in, self.swap_seconds_out + self.swap_seconds_in)
 
     def to_json(self) -> str:
-        """One JSON object: every field by its name, and gb_per_s, gb_per_s_out and gb_per_s_in."""
-        rates = {name: getattr(self, name) for name in ("gb_per_s", "gb_per_s_out", "gb_per_s_in")}
+        """One JSON object: every field by its name, and gb_per_s, gb_per_s_out, gb_per_s_in and link_seconds."""
+        rates = {name: getattr(self, name) for name in ("gb_per_s", "gb_per_s_out", "gb_per_s_in", "link_seconds")}
         return json.dumps(dataclasses.asdict(self) | rates, indent=2)
 
     def table(self) -> str:
         """The report as plain aligned text: a column each way, then the totals."""
         blocks_total = self.blocks_out + self.blocks_in
-        rows = [
+        rows: list[tuple[str, ...]] = [
             ("", "out", "in", "both"),
             ("blocks", _count(self.blocks_out), _count(self.blocks_in), _count(blocks_total)),
             ("bytes", _count(self.bytes_out), _count(self.bytes_in), _count(self.bytes_out + self.bytes_in)),
@@ -73,6 +84,10 @@ class ReplayReport:
             ),
             ("GB/s", f"{self.gb_per_s_out:.2f}", f"{self.gb_per_s_in:.2f}", f"{self.gb_per_s:.2f}"),
         ]
+        if self.link_seconds:
+            both = (self.bytes_out + self.bytes_in) / self.link_seconds / _BYTES_A_GB
+            rates = (self.link_gb_per_s_out, self.link_gb_per_s_in, both)
+            rows.append(("the link's GB/s", *(f"{rate:.2f}" for rate in rates)))
         facts = [
             ("engine", f"{self.engine} ({self.device})"),
             ("requests", _count(self.requests)),
@@ -86,7 +101,7 @@ class ReplayReport:
         return "\n".join([*lines, "", *_aligned(rows, name_width)])
 
 
-def _aligned(rows: list[tuple[str, str, str, str]], name_width: int) -> list[str]:
+def _aligned(rows: list[tuple[str, ...]], name_width: int) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(1, 4)]
     return ["  ".join([f"{row[0]:<{name_width}}", *(f"{row[c + 1]:>{widths[c]}}" for c in range(3))]) for row in rows]
 

@@ -37,6 +37,9 @@ def replay(requests: Iterable[Request], layers: Sequence[LayerShape], tiers: Tie
     every resident block of both sides. Memory beside the two pools does not grow with the trace.
     """
     report = ReplayReport(engine=stage.engine, device=stage.device_name)
+    link = stage.link()
+    if link is not None:
+        report.link_gb_per_s_out, report.link_gb_per_s_in = link.out_gb_per_s, link.in_gb_per_s
     started = time.perf_counter()
     device_cache = DeviceCache.allocate(
         stage.driver,

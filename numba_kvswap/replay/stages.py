@@ -9,12 +9,15 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from numba_kvswap.bench.link import Link, measure_link
 from numba_kvswap.caches import DeviceCache
 from numba_kvswap.driver import Driver, SimulatedDevice, cuda_driver
 from numba_kvswap.layers import Layer, LayerBytes
 from numba_kvswap.replay.content import count_mismatched_blocks, fill_blocks
 
 Ids = npt.NDArray[np.int64]
+
+_LINK_BYTES, _LINK_REPEATS = 1 << 30, 5
 
 
 class Stage(Protocol):
@@ -36,6 +39,9 @@ class Stage(Protocol):
 
     def mismatches(self) -> int:
         """Blocks and layers found different so far, once the stream is done."""
+
+    def link(self) -> Link | None:
+        """What one large copy reaches each way, None where there is no link."""
 
 
 class SimulatedStage:
@@ -72,6 +78,9 @@ class SimulatedStage:
         self._stream.synchronize()
         return self._mismatches
 
+    def link(self) -> Link | None:
+        return None
+
 
 class CudaStage:
     """The first GPU. Needs the kernels' compiler: the extra cu12 or cu13."""
@@ -101,6 +110,10 @@ class CudaStage:
     def mismatches(self) -> int:
         with self.driver.activate(0):
             return self._kernels.mismatched()
+
+    def link(self) -> Link | None:
+        with self.driver.activate(0):
+            return measure_link(self.driver, self.stream, _LINK_BYTES, _LINK_REPEATS)
 
 
 def host_mismatches(layers: Iterable[Layer], block_ids: Ids, ids: Ids, positions: Ids) -> int:

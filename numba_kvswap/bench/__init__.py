@@ -1,0 +1,1 @@
+"""What planning and submitting a swap cost the host: ``python -m numba_kvswap bench``."""

@@ -1,0 +1,176 @@
+"""The benchmark of host time: what a plan costs, and what submitting a swap costs beside a loop in C."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from random import Random
+from statistics import median
+from time import perf_counter
+
+from numba_kvswap import __version__
+from numba_kvswap.bench.busy_thread import BusyThread
+from numba_kvswap.bench.c_loop import NoCompiler
+from numba_kvswap.bench.link import measure_link
+from numba_kvswap.bench.plan_time import plan_rows
+from numba_kvswap.bench.report import ALONE, BUSY, HostTimeReport, SubmitRow, spread_of
+from numba_kvswap.bench.scattered_swap import Geometry, ScatteredSwap
+from numba_kvswap.bench.ways import BINDINGS_LOOP, C_LOOP, BindingsWay, CWay, PythonWay, Sample, Way
+from numba_kvswap.driver import Driver, KVSwapDriverError, SimulatedDriver, cuda_driver
+
+#: 512 MiB in 16,384 copies.
+CUDA_GEOMETRY = Geometry(blocks_moved=256, layers=64, block_bytes=32 << 10, cache_blocks=768)
+#: As many copies, small ones.
+SIMULATED_GEOMETRY = Geometry(blocks_moved=256, layers=64, block_bytes=64, cache_blocks=768)
+
+_LINK_BYTES = 1 << 30
+# A row that has taken this long is not repeated further: a loop over the bindings beside a busy thread may wait
+# for the GIL 16,384 times a swap.
+_ROW_SECONDS_MAX = 45.0
+_PACKAGES = ("numpy", "numba", "numba-cuda", "cuda-bindings")
+
+Samples = dict[tuple[str, str], list[Sample]]
+
+
+def bench(engine: str, repeats: int) -> HostTimeReport:
+    """Measure on "simulated" or "cuda", everything `repeats` times, a plan more often.
+
+    Host time ends when everything is submitted. Where the driver's queue is full, submitting waits for the device,
+    the same in every way. The simulated device's figures show that the benchmark works and mean nothing else:
+    there every copy is a call back into Python.
+
+    Raises ValueError for another engine or less than one repeat, KVSwapDriverError or ImportError where there
+    is no GPU.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats is {repeats}; expected 1 or more")
+    driver, geometry = _driver_named(engine)
+    plan = plan_rows(repeats)
+    link = None
+    with driver.activate(0), ScatteredSwap(driver, geometry) as swap:
+        ways, why_missing = _ways(swap)
+        ways, wrong = _checked(swap, ways)
+        samples = _measured(ways, repeats)
+        if engine == "cuda":
+            link = measure_link(driver, swap.stream, _LINK_BYTES, repeats)
+        compilers = [way.compiler for way in ways if isinstance(way, CWay)]
+    return HostTimeReport(
+        engine=engine,
+        repeats=repeats,
+        machine=_machine(driver) | {"c_compiler": compilers[0] if compilers else None},
+        versions=_versions(),
+        geometry=geometry,
+        plan=plan,
+        submit=list(_rows(samples, landed=engine == "cuda")),
+        link=link,
+        why_missing=why_missing | wrong,
+    )
+
+
+def _driver_named(engine: str) -> tuple[Driver, Geometry]:
+    if engine == "simulated":
+        return SimulatedDriver(), SIMULATED_GEOMETRY
+    if engine == "cuda":
+        return cuda_driver(), CUDA_GEOMETRY
+    raise ValueError(f"engine is {engine!r}; expected 'simulated' or 'cuda'")
+
+
+def _ways(swap: ScatteredSwap) -> tuple[list[Way], dict[str, str]]:
+    """The ways there are here, and why the others are not."""
+    ways: list[Way] = [PythonWay(swap)]
+    missing: dict[str, str] = {}
+    try:
+        ways.append(CWay(swap))
+    except NoCompiler as error:
+        missing[C_LOOP] = str(error)
+    if swap.driver.name == "cuda":
+        from cuda.bindings import driver as bindings
+
+        ways.append(BindingsWay(swap, bindings))
+    else:
+        missing[BINDINGS_LOOP] = "the bindings reach no simulated device"
+    return ways, missing
+
+
+def _checked(swap: ScatteredSwap, ways: Sequence[Way]) -> tuple[list[Way], dict[str, str]]:
+    """The ways that moved the right bytes, and what the others did wrong. Compiles what is compiled on first use."""
+    right: list[Way] = []
+    wrong: dict[str, str] = {}
+    swap.prepare_content()
+    for way in ways:
+        swap.reset_host()
+        try:
+            way.run()
+            fault = swap.fault()
+        except KVSwapDriverError as error:
+            fault = str(error)
+        if fault:
+            wrong[way.name] = fault
+        else:
+            right.append(way)
+    swap.drop_content()
+    return right, wrong
+
+
+def _measured(ways: Sequence[Way], repeats: int) -> Samples:
+    """Samples by way and what ran beside it.
+
+    Within a repeat every way has its turn, first alone and then beside the busy thread, and the next repeat
+    starts with the next way: what drifts, drifts for all.
+    """
+    samples: Samples = {(way.name, beside): [] for beside in (ALONE, BUSY) for way in ways}
+    random = Random(0)
+    for repeat in range(repeats):
+        first = repeat % max(1, len(ways))
+        for beside in (ALONE, BUSY):
+            with BusyThread() if beside == BUSY else nullcontext():
+                for way in [*ways[first:], *ways[:first]]:
+                    taken = samples[way.name, beside]
+                    if sum(sample.landed_s for sample in taken) < _ROW_SECONDS_MAX:
+                        _spin(random.uniform(0, 2 * sys.getswitchinterval()))
+                        taken.append(way.run())
+    return samples
+
+
+def _spin(seconds: float) -> None:
+    """Keep running Python, so that a measurement begins anywhere in this thread's turn with the GIL.
+
+    After a wait it would always begin with a fresh turn, which nobody cuts short for a whole switch interval.
+    """
+    end = perf_counter() + seconds
+    while perf_counter() < end:
+        pass
+
+
+def _rows(samples: Samples, *, landed: bool) -> Iterator[SubmitRow]:
+    for (name, beside), taken in samples.items():
+        landed_s = median(sample.landed_s for sample in taken) if landed else None
+        yield SubmitRow(name, beside, spread_of([sample.host_us for sample in taken]), landed_s)
+        call_us = [sample.call_us for sample in taken if sample.call_us is not None]
+        if call_us:
+            # Not its own clock but Python's: with the call through ctypes, and the wait for the GIL at its end.
+            yield SubmitRow(f"{name}, timed from Python", beside, spread_of(call_us), landed_s)
+
+
+def _machine(driver: Driver) -> dict[str, object]:
+    return {
+        **driver.describe(),
+        "cpus": os.cpu_count(),
+        "cpus_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "architecture": platform.machine(),
+        "gil_switch_interval_s": sys.getswitchinterval(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    versions = {"numba_kvswap": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "none"
+    return versions

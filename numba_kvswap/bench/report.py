@@ -1,0 +1,196 @@
+"""What the benchmark found, as JSON for comparison and as a table for reading."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from numba_kvswap.bench.link import Link
+from numba_kvswap.bench.scattered_swap import Geometry
+from numba_kvswap.bench.ways import BINDINGS_LOOP, C_LOOP, PYTHON
+
+ALONE, BUSY = "alone", "busy thread"
+
+# Name of a ratio: of which row, to which. Each is of medians.
+_RATIOS = {
+    "python_to_c_alone": ((PYTHON, ALONE), (C_LOOP, ALONE)),
+    "python_busy_to_c_alone": ((PYTHON, BUSY), (C_LOOP, ALONE)),
+    "python_busy_to_python_alone": ((PYTHON, BUSY), (PYTHON, ALONE)),
+    "bindings_to_c_alone": ((BINDINGS_LOOP, ALONE), (C_LOOP, ALONE)),
+    "bindings_busy_to_c_alone": ((BINDINGS_LOOP, BUSY), (C_LOOP, ALONE)),
+}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Microseconds over `repeats` measurements."""
+
+    median_us: float
+    min_us: float
+    max_us: float
+    repeats: int
+
+
+def spread_of(values_us: Sequence[float]) -> Spread:
+    return Spread(median(values_us), min(values_us), max(values_us), len(values_us))
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """Host time of one `Plan`. target_us_max: what its median is meant to stay below, None where nothing is."""
+
+    name: str
+    pairs: int
+    time: Spread
+    target_us_max: float | None
+
+
+@dataclass(frozen=True)
+class SubmitRow:
+    """Host time of submitting the swap one way. landed_s: median from call to last byte, None on a simulated device."""
+
+    way: str
+    beside: str
+    time: Spread
+    landed_s: float | None
+
+
+@dataclass(frozen=True)
+class HostTimeReport:
+    """All figures of one run. A way without rows has its reason in `why_missing`."""
+
+    engine: str
+    repeats: int
+    machine: Mapping[str, object]
+    versions: Mapping[str, str]
+    geometry: Geometry
+    plan: Sequence[PlanRow]
+    submit: Sequence[SubmitRow]
+    link: Link | None = None
+    why_missing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ratios(self) -> dict[str, float | None]:
+        """Of medians; None where one of the two was not measured."""
+        return {name: self._ratio(self._median_us(*of), self._median_us(*to)) for name, (of, to) in _RATIOS.items()}
+
+    def to_c_alone(self, row: SubmitRow) -> float | None:
+        """The row's median to that of the C loop alone, None where the latter was not measured."""
+        return self._ratio(row.time.median_us, self._median_us(C_LOOP, ALONE))
+
+    def landed_gb_per_s(self, row: SubmitRow) -> float | None:
+        """GB/s (10^9 bytes) from call to last byte."""
+        return None if row.landed_s is None else self.geometry.bytes / row.landed_s / 1e9
+
+    def _median_us(self, way: str, beside: str) -> float | None:
+        return next((row.time.median_us for row in self.submit if (row.way, row.beside) == (way, beside)), None)
+
+    @staticmethod
+    def _ratio(of: float | None, to: float | None) -> float | None:
+        return None if of is None or to is None else of / to
+
+    def to_json(self) -> str:
+        """One JSON object. Names end in their unit; a figure that was not measured is null."""
+        link = self.link
+        return json.dumps(
+            {
+                "engine": self.engine,
+                "repeats": self.repeats,
+                "machine": dict(self.machine),
+                "versions": dict(self.versions),
+                "swap": vars(self.geometry) | {"copies": self.geometry.copies, "bytes": self.geometry.bytes},
+                "plan": [
+                    {"name": row.name, "pairs": row.pairs, **vars(row.time), "target_us_max": row.target_us_max}
+                    for row in self.plan
+                ],
+                "submit": [self._submit_json(row) for row in self.submit],
+                "ratios": self.ratios,
+                "link": link and vars(link) | {"out_gb_per_s": link.out_gb_per_s, "in_gb_per_s": link.in_gb_per_s},
+                "why_missing": dict(self.why_missing),
+            },
+            indent=2,
+        )
+
+    def _submit_json(self, row: SubmitRow) -> dict[str, object]:
+        return {
+            "way": row.way,
+            "beside": row.beside,
+            **vars(row.time),
+            "to_c_loop_alone_ratio": self.to_c_alone(row),
+            "landed_s": row.landed_s,
+            "landed_gb_per_s": self.landed_gb_per_s(row),
+        }
+
+    def table(self) -> str:
+        """The report as plain aligned text."""
+        parts = [self._heading(), self._plan_lines(), self._submit_lines(), self._ratio_lines(), self._link_lines()]
+        return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+    def _heading(self) -> list[str]:
+        facts = self.machine
+        return [
+            f"engine    {self.engine} ({facts.get('device_name', '?')}, driver {facts.get('driver_version', '?')})",
+            f"host      {facts.get('cpus', '?')} CPUs, "
+            + ", ".join(f"{name} {version}" for name, version in self.versions.items()),
+        ]
+
+    def _plan_lines(self) -> list[str]:
+        rows = [("plan", "pairs", "median us", "min us", "max us", "times", "target us")]
+        for row in self.plan:
+            target = "-" if row.target_us_max is None else f"< {row.target_us_max:.0f}"
+            rows.append((row.name, f"{row.pairs:,}", *_spread_cells(row.time), target))
+        return _aligned(rows, left_columns=1)
+
+    def _submit_lines(self) -> list[str]:
+        geometry = self.geometry
+        title = (
+            f"submit    {geometry.copies:,} copies: {geometry.blocks_moved} scattered blocks x {geometry.layers} "
+            f"layers x {geometry.block_bytes:,} bytes, device to host"
+        )
+        landed = any(row.landed_s is not None for row in self.submit)
+        heading = ["way", "beside", "median us", "min us", "max us", "times", "to the C loop alone"]
+        rows = [(*heading, *(("landed s", "GB/s") if landed else ()))]
+        for row in self.submit:
+            cells = [row.way, row.beside, *_spread_cells(row.time), _number(self.to_c_alone(row), 2)]
+            if landed:
+                cells += [_number(row.landed_s, 4), _number(self.landed_gb_per_s(row), 2)]
+            rows.append(tuple(cells))
+        width = max(map(len, self.why_missing), default=0)
+        missing = [f"{name:<{width}}  not measured: {why}" for name, why in self.why_missing.items()]
+        return [title, *_aligned(rows, left_columns=2), *missing]
+
+    def _ratio_lines(self) -> list[str]:
+        found = {name.replace("_", " "): ratio for name, ratio in self.ratios.items() if ratio is not None}
+        return _aligned([(name, f"{ratio:.2f}") for name, ratio in found.items()], left_columns=1) if found else []
+
+    def _link_lines(self) -> list[str]:
+        link = self.link
+        if link is None:
+            return []
+        return [
+            f"link      one pinned copy of {link.bytes:,} bytes: "
+            f"{link.out_gb_per_s:.2f} GB/s out, {link.in_gb_per_s:.2f} GB/s in"
+        ]
+
+
+def _spread_cells(time: Spread) -> tuple[str, str, str, str]:
+    return f"{time.median_us:,.1f}", f"{time.min_us:,.1f}", f"{time.max_us:,.1f}", str(time.repeats)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _aligned(rows: Iterable[tuple[str, ...]], left_columns: int) -> list[str]:
+    """Lines of equal length; the first columns are words and stand to the left, the others to the right."""
+    listed = list(rows)
+    widths = [max(map(len, column)) for column in zip(*listed, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if index < left_columns else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in listed
+    ]

@@ -1,0 +1,132 @@
+"""The swap that is measured: scattered blocks, a copy each in every layer, and what the host must hold after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+
+from numba_kvswap import reference
+from numba_kvswap.caches import DeviceCache, HostCache
+from numba_kvswap.driver import Driver
+from numba_kvswap.memory import DriverMemory
+from numba_kvswap.plan import Plan
+from numba_kvswap.swapper import Swapper
+
+Bytes = npt.NDArray[np.uint8]
+
+# What the host pool holds before a checked swap. No random block of any size worth swapping holds it.
+_UNTOUCHED = 0xA5
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """`blocks_moved` blocks of `block_bytes` bytes in each of `layers` layers, out of `cache_blocks` on either side.
+
+    cache_blocks is at least twice blocks_moved, so that no two blocks need to be neighbours.
+    """
+
+    blocks_moved: int
+    layers: int
+    block_bytes: int
+    cache_blocks: int
+
+    @property
+    def copies(self) -> int:
+        return self.blocks_moved * self.layers
+
+    @property
+    def bytes(self) -> int:
+        return self.copies * self.block_bytes
+
+
+class ScatteredSwap:
+    """Caches on `driver`, ids of which none are consecutive, a stream of its own, and the same swap as single copies.
+
+    Each device layer is an allocation of its own and the host pool is layer-major, so no copy spans layers, and
+    the ids leave nothing to merge. Closed by `close`, or at the end of a ``with`` block. All methods need the
+    current context of device 0.
+
+    Attributes:
+        targets, sources: uint64, the address of every copy, in the order in which `Swapper.swap_out` submits
+            them: by layer, then by ascending host block.
+
+    Raises KVSwapDriverError where the memory is not to be had.
+    """
+
+    def __init__(self, driver: Driver, geometry: Geometry, seed: int = 0) -> None:
+        self.driver, self.geometry = driver, geometry
+        self._random = np.random.default_rng(seed)
+        self.device_ids, self.host_ids = self._scattered_ids(), self._scattered_ids()
+        self.device = DeviceCache.allocate(
+            driver, blocks=geometry.cache_blocks, block_bytes=[geometry.block_bytes] * geometry.layers
+        )
+        self.host = HostCache.allocate(self.device, blocks=geometry.cache_blocks, layout="layer_major")
+        self.swapper = Swapper(self.device, self.host)
+        self.targets, self.sources = self._addresses()
+        self.stream = driver.stream_create()
+        self._expected: list[Bytes] = []
+
+    def prepare_content(self) -> None:
+        """Fill the device at random, read it back, and let the reference say what the host must hold."""
+        shape = (self.geometry.cache_blocks, self.geometry.block_bytes)
+        for layer in self.device.layers:
+            content = np.frombuffer(self._random.bytes(shape[0] * shape[1]), np.uint8)
+            self.driver.copy_now(layer.address, content.ctypes.data, content.size)
+        found = [np.empty(shape, np.uint8) for _ in self.device.layers]
+        for layer, content in zip(self.device.layers, found, strict=True):
+            self.driver.copy_now(content.ctypes.data, layer.address, content.size)
+        self._expected = [np.full(shape, _UNTOUCHED, np.uint8) for _ in self.device.layers]
+        reference.swap_blocks(found, self._expected, self.device_ids, self.host_ids)
+
+    def reset_host(self) -> None:
+        """Take every swapped block off the host pool again, for the next way to be checked."""
+        for index in range(self.geometry.layers):
+            self.host.layer(index)[:] = _UNTOUCHED
+
+    def fault(self) -> str:
+        """Where the host pool differs from what the reference says, in words; "" where it does not."""
+        for index, expected in enumerate(self._expected):
+            wrong = np.flatnonzero((self.host.layer(index) != expected).any(axis=1))
+            if wrong.size:
+                return f"wrong bytes: layer {index}, host block {wrong[0]} differs from the reference"
+        return ""
+
+    def drop_content(self) -> None:
+        """Let go of what `fault` compares with."""
+        self._expected = []
+
+    def close(self) -> None:
+        """Wait for the stream, then free it and both caches; a second call does nothing."""
+        stream, self.stream = self.stream, 0
+        if stream:
+            self.driver.stream_synchronize(stream)
+            self.driver.stream_destroy(stream)
+        self.host.close()
+        for layer in self.device.layers:
+            # By hand: the driver keeps a landed transfer, and with it these, until the next one is submitted.
+            if isinstance(layer.owner, DriverMemory):
+                layer.owner.close()
+
+    def _scattered_ids(self) -> npt.NDArray[np.int64]:
+        """Even ids only: no two of them are consecutive, in whatever order they are merged."""
+        return 2 * self._random.permutation(self.geometry.cache_blocks // 2)[: self.geometry.blocks_moved]
+
+    def _addresses(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+        plan = Plan(self.device_ids, self.host_ids)
+        size = np.uint64(self.geometry.block_bytes)
+        sides = []
+        for cache, blocks in ((self.host, plan.run_target), (self.device, plan.run_source)):
+            offsets = blocks.astype(np.uint64) * size
+            sides.append(np.concatenate([np.uint64(layer.address) + offsets for layer in cache.layers]))
+        return sides[0], sides[1]
+
+    def __enter__(self) -> ScatteredSwap:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,108 @@
+"""Ways to submit the measured swap. Each does it once, times it, and waits for the bytes outside of that time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any, Protocol
+
+from numba_kvswap.bench.c_loop import CLoop
+from numba_kvswap.bench.scattered_swap import ScatteredSwap
+from numba_kvswap.driver import KVSwapDriverError
+
+PYTHON, C_LOOP, BINDINGS_LOOP = "python", "c loop", "bindings loop"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One swap. host_us: until everything was submitted. landed_s: from the call to the last byte.
+
+    call_us: the same as host_us, but by Python's clock, where host_us is by another; None where it is not.
+    """
+
+    host_us: float
+    landed_s: float
+    call_us: float | None = None
+
+
+class Way(Protocol):
+    name: str
+
+    def run(self) -> Sample:
+        """Swap once and wait for it. Raises KVSwapDriverError. Needs the current context of device 0."""
+
+
+class PythonWay:
+    """``Swapper.swap_out`` with NumPy ids: planned, checked, submitted."""
+
+    name = PYTHON
+
+    def __init__(self, swap: ScatteredSwap) -> None:
+        self._swap = swap
+
+    def run(self) -> Sample:
+        swap = self._swap
+        swap_out, device_ids, host_ids, stream = swap.swapper.swap_out, swap.device_ids, swap.host_ids, swap.stream
+        start = perf_counter_ns()
+        transfer = swap_out(device_ids, host_ids, stream)
+        returned = perf_counter_ns()
+        transfer.wait()
+        return Sample((returned - start) / 1e3, (perf_counter_ns() - start) / 1e9)
+
+
+class CWay:
+    """The same copies by a loop in C: no plan, no checks, nothing but the driver calls.
+
+    Raises NoCompiler.
+    """
+
+    name = C_LOOP
+
+    def __init__(self, swap: ScatteredSwap) -> None:
+        self._swap = swap
+        self._loop = CLoop()
+        self.compiler = self._loop.compiler
+
+    def run(self) -> Sample:
+        swap, loop = self._swap, self._loop
+        memcpy_async, size_bytes = swap.driver.entry_points.memcpy_async, swap.geometry.block_bytes
+        start = perf_counter_ns()
+        status, host_ns = loop(memcpy_async, swap.targets, swap.sources, size_bytes, swap.stream)
+        returned = perf_counter_ns()
+        swap.driver.stream_synchronize(swap.stream)
+        landed = perf_counter_ns()
+        if status:
+            raise KVSwapDriverError("cuMemcpyAsync", swap.driver.result_name(status))
+        return Sample(host_ns / 1e3, (landed - start) / 1e9, (returned - start) / 1e3)
+
+
+class BindingsWay:
+    """The same copies by a Python loop over ``cuda.bindings.driver.cuMemcpyAsync``, which gives up the GIL each time.
+
+    The addresses are wrapped beforehand, as a program that cared would do.
+    """
+
+    name = BINDINGS_LOOP
+
+    def __init__(self, swap: ScatteredSwap, bindings: Any) -> None:
+        self._swap, self._bindings = swap, bindings
+        pointer = bindings.CUdeviceptr
+        self._targets = [pointer(address) for address in swap.targets.tolist()]
+        self._sources = [pointer(address) for address in swap.sources.tolist()]
+        self._stream = bindings.CUstream(swap.stream)
+
+    def run(self) -> Sample:
+        swap, stream, size_bytes = self._swap, self._stream, self._swap.geometry.block_bytes
+        copy, success = self._bindings.cuMemcpyAsync, self._bindings.CUresult.CUDA_SUCCESS
+        targets, sources = self._targets, self._sources
+        start = perf_counter_ns()
+        for target, source in zip(targets, sources, strict=True):
+            (status,) = copy(target, source, size_bytes, stream)
+            if status != success:
+                break
+        returned = perf_counter_ns()
+        swap.driver.stream_synchronize(swap.stream)
+        landed = perf_counter_ns()
+        if status != success:
+            raise KVSwapDriverError("cuMemcpyAsync", swap.driver.result_name(int(status)))
+        return Sample((returned - start) / 1e3, (landed - start) / 1e9)

@@ -1,0 +1,297 @@
+"""The benchmark of host time, on the simulated device: its rows, its report, and that it finds out a wrong way."""
+
+import ctypes
+import json
+import time
+from itertools import pairwise
+
+import pytest
+
+from numba_kvswap.__main__ import main
+from numba_kvswap.bench import c_loop, host_time
+from numba_kvswap.bench.busy_thread import BusyThread
+from numba_kvswap.bench.c_loop import NoCompiler
+from numba_kvswap.bench.link import measure_link
+from numba_kvswap.bench.report import ALONE, BUSY, HostTimeReport
+from numba_kvswap.bench.scattered_swap import Geometry, ScatteredSwap
+from numba_kvswap.bench.ways import BINDINGS_LOOP, C_LOOP, PYTHON, CWay, PythonWay
+from numba_kvswap.driver import KVSwapDriverError, SimulatedDriver
+
+SMALL = Geometry(blocks_moved=8, layers=4, block_bytes=64, cache_blocks=24)
+C_TIMED_FROM_PYTHON = f"{C_LOOP}, timed from Python"
+
+_MEMCPY = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * 4)
+
+
+def has_compiler() -> bool:
+    try:
+        c_loop.CLoop()
+    except NoCompiler:
+        return False
+    return True
+
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="there is no C compiler here")
+
+
+@pytest.fixture(autouse=True)
+def small_swaps(monkeypatch):
+    monkeypatch.setattr(host_time, "SIMULATED_GEOMETRY", SMALL)
+    monkeypatch.setattr(host_time, "CUDA_GEOMETRY", SMALL)
+    monkeypatch.setattr(host_time, "_LINK_BYTES", 1 << 16)
+
+
+def rows_of(report: HostTimeReport) -> set[tuple[str, str]]:
+    return {(row.way, row.beside) for row in report.submit}
+
+
+def planted(monkeypatch, tmp_path, right: str, wrong: str) -> None:
+    """Have the C loop compiled from a source in which `right` is `wrong`."""
+    source = c_loop.SOURCE.read_text()
+    assert source.count(right) == 1
+    wrong_source = tmp_path / "submit_loop.c"
+    wrong_source.write_text(source.replace(right, wrong))
+    monkeypatch.setattr(c_loop, "SOURCE", wrong_source)
+
+
+@needs_compiler
+def test_every_way_is_measured_alone_and_beside_a_busy_thread():
+    report = host_time.bench("simulated", 2)
+    ways = (PYTHON, C_LOOP, C_TIMED_FROM_PYTHON)
+    assert rows_of(report) == {(way, beside) for way in ways for beside in (ALONE, BUSY)}
+    assert [row.name for row in report.plan] == ["Plan(numpy arrays)", "Plan(lists)"]
+    for row in [*report.plan, *report.submit]:
+        assert 0 < row.time.min_us <= row.time.median_us <= row.time.max_us
+    assert {row.time.repeats for row in report.submit} == {2}
+    assert set(report.why_missing) == {BINDINGS_LOOP}
+    medians = {(row.way, row.beside): row.time.median_us for row in report.submit}
+    assert medians[C_TIMED_FROM_PYTHON, ALONE] >= medians[C_LOOP, ALONE]
+    assert report.ratios["python_busy_to_python_alone"] == medians[PYTHON, BUSY] / medians[PYTHON, ALONE]
+    assert report.ratios["bindings_to_c_alone"] is None
+
+
+@needs_compiler
+def test_the_json_names_units_and_the_machine(tmp_path):
+    path = tmp_path / "figures.json"
+    assert main(["bench", "--engine", "simulated", "--repeats", "1", "--json", str(path)]) == 0
+    found = json.loads(path.read_text())
+    assert set(found) >= {"engine", "repeats", "machine", "versions", "swap", "plan", "submit", "ratios", "link"}
+    assert found["machine"]["device_name"] == "simulated device"
+    assert found["machine"]["cpus"] >= 1
+    assert found["machine"]["c_compiler"]
+    assert set(found["versions"]) >= {"numba_kvswap", "python", "numpy", "numba"}
+    assert found["swap"] == {
+        "blocks_moved": 8,
+        "layers": 4,
+        "block_bytes": 64,
+        "cache_blocks": 24,
+        "copies": 32,
+        "bytes": 2048,
+    }
+    assert found["plan"][0]["target_us_max"] == 100.0
+    assert set(found["submit"][0]) == {
+        "way",
+        "beside",
+        "median_us",
+        "min_us",
+        "max_us",
+        "repeats",
+        "to_c_loop_alone_ratio",
+        "landed_s",
+        "landed_gb_per_s",
+    }
+    assert set(found["ratios"]) == {
+        "python_to_c_alone",
+        "python_busy_to_c_alone",
+        "python_busy_to_python_alone",
+        "bindings_to_c_alone",
+        "bindings_busy_to_c_alone",
+    }
+    assert found["link"] is None, "a simulated device has no link"
+
+
+@needs_compiler
+def test_the_table_is_aligned_and_has_the_c_loop_alone_at_one():
+    lines = host_time.bench("simulated", 1).table().splitlines()
+    heading = next(index for index, line in enumerate(lines) if line.startswith("way"))
+    rows = lines[heading : heading + 7]
+    assert len({len(line) for line in rows}) == 1
+    (c_alone,) = [line for line in rows if line.startswith("c loop  ") and "alone" in line]
+    assert c_alone.split()[-1] == "1.00"
+
+
+@needs_compiler
+def test_a_c_loop_that_skips_the_last_copy_gets_no_figures(monkeypatch, tmp_path):
+    planted(monkeypatch, tmp_path, "i < copies", "i + 1 < copies")
+    report = host_time.bench("simulated", 1)
+    assert rows_of(report) == {(PYTHON, ALONE), (PYTHON, BUSY)}
+    assert "wrong bytes: layer 3" in report.why_missing[C_LOOP]
+    assert report.why_missing[C_LOOP] in report.table()
+    assert report.ratios["python_to_c_alone"] is None
+
+
+@needs_compiler
+def test_a_way_that_writes_where_it_should_not_gets_no_figures(monkeypatch, tmp_path):
+    planted(monkeypatch, tmp_path, "copy(targets[i],", "copy(targets[i] + bytes,")
+    assert "wrong bytes: layer 0" in host_time.bench("simulated", 1).why_missing[C_LOOP]
+
+
+@needs_compiler
+def test_a_way_whose_driver_call_fails_gets_no_figures(monkeypatch, tmp_path):
+    planted(monkeypatch, tmp_path, "copy(targets[i],", "copy(targets[i] + (1ull << 40),")
+    report = host_time.bench("simulated", 1)
+    assert "CUDA_ERROR" in report.why_missing[C_LOOP]
+    assert (PYTHON, BUSY) in rows_of(report)
+
+
+def test_without_a_compiler_the_c_row_says_so(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    report = host_time.bench("simulated", 1)
+    assert rows_of(report) == {(PYTHON, ALONE), (PYTHON, BUSY)}
+    assert "no C compiler on PATH" in report.why_missing[C_LOOP]
+    assert report.why_missing[C_LOOP] in report.table()
+    assert json.loads(report.to_json())["machine"]["c_compiler"] is None
+
+
+@needs_compiler
+def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
+    planted(monkeypatch, tmp_path, "int status = 0;", "int status = nonsense;")
+    assert "nonsense" in host_time.bench("simulated", 1).why_missing[C_LOOP]
+
+
+def test_no_way_at_all_is_reported_too(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(ScatteredSwap, "fault", lambda self: "planted")
+    report = host_time.bench("simulated", 1)
+    assert not report.submit
+    assert "not measured: planted" in report.table()
+    json.loads(report.to_json())
+
+
+@needs_compiler
+def test_python_and_c_submit_the_same_copies_in_the_same_order(monkeypatch):
+    log = []
+    enqueue = SimulatedDriver._enqueue_copy
+
+    def logged(self, *copy):
+        log.append(copy)
+        return enqueue(self, *copy)
+
+    monkeypatch.setattr(SimulatedDriver, "_enqueue_copy", logged)
+    driver = SimulatedDriver()
+    with driver.activate(0), ScatteredSwap(driver, SMALL) as swap:
+        PythonWay(swap).run()
+        from_python = log.copy()
+        log.clear()
+        CWay(swap).run()
+    assert from_python == log
+    assert len(log) == SMALL.copies
+    assert driver.calls["cuMemcpy2DAsync"] == 0
+
+
+def test_the_ids_are_scattered_and_everything_is_given_back():
+    driver = SimulatedDriver()
+    with driver.activate(0), ScatteredSwap(driver, SMALL) as swap:
+        for ids in (swap.device_ids, swap.host_ids):
+            found = sorted(ids.tolist())
+            assert len(set(found)) == SMALL.blocks_moved
+            assert all(later - earlier > 1 for earlier, later in pairwise(found))
+        assert swap.swapper.swap_out(swap.device_ids, swap.host_ids, swap.stream).runs == SMALL.blocks_moved
+    assert driver.live_streams() == 0
+    assert driver.live_allocations() == 0
+
+
+def test_the_busy_thread_spins_while_its_block_runs_and_stops_after_it():
+    with BusyThread() as busy:
+        before = busy.spins
+        time.sleep(0.05)
+        assert busy.spins > before + 1000
+    after = busy.spins
+    time.sleep(0.02)
+    assert busy.spins == after
+
+
+def test_the_busy_thread_stops_after_an_error():
+    busy = BusyThread()
+    with pytest.raises(ZeroDivisionError), busy:
+        _ = 1 / 0
+    assert not busy._thread.is_alive()
+
+
+def test_a_row_that_takes_too_long_is_not_repeated_further(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(host_time, "_ROW_SECONDS_MAX", 1e-9)
+    assert [row.time.repeats for row in host_time.bench("simulated", 3).submit] == [1, 1]
+
+
+def test_the_link_is_measured_both_ways_and_given_back():
+    driver = SimulatedDriver()
+    with driver.activate(0):
+        stream = driver.stream_create()
+        link = measure_link(driver, stream, 1 << 16, 3)
+    assert link.bytes == 1 << 16
+    assert link.out_gb_per_s == pytest.approx((1 << 16) / link.out_s / 1e9)
+    assert link.in_gb_per_s > 0
+    assert driver.live_allocations() == 0
+
+
+def test_the_link_reports_a_failing_copy():
+    driver = SimulatedDriver()
+    with driver.activate(0):
+        stream = driver.stream_create()
+        driver.fail("cuMemcpyAsync")
+        with pytest.raises(KVSwapDriverError, match="cuMemcpyAsync failed with CUDA_ERROR_UNKNOWN"):
+            measure_link(driver, stream, 1 << 16, 1)
+    assert driver.live_allocations() == 0
+
+
+@pytest.mark.parametrize(("engine", "repeats"), [("abacus", 1), ("simulated", 0)])
+def test_nonsense_is_refused(engine, repeats):
+    with pytest.raises(ValueError, match="expected"):
+        host_time.bench(engine, repeats)
+
+
+class PretendedGPU(SimulatedDriver):
+    name = "cuda"
+
+
+@needs_compiler
+def test_on_cuda_there_are_the_bindings_the_landed_times_and_the_link(monkeypatch):
+    """The GPU's part of the report, with the bindings' own types and a simulated device behind their one call."""
+    bindings = pytest.importorskip("cuda.bindings.driver")
+    driver = PretendedGPU()
+    memcpy = _MEMCPY(driver.entry_points.memcpy_async)
+
+    def memcpy_async(target, source, size_bytes, stream):
+        return (bindings.CUresult(memcpy(int(target), int(source), size_bytes, int(stream))),)
+
+    monkeypatch.setattr(bindings, "cuMemcpyAsync", memcpy_async)
+    monkeypatch.setattr(host_time, "cuda_driver", lambda: driver)
+    report = host_time.bench("cuda", 1)
+    assert {(BINDINGS_LOOP, ALONE), (BINDINGS_LOOP, BUSY)} <= rows_of(report)
+    assert not report.why_missing
+    assert None not in report.ratios.values()
+    found = json.loads(report.to_json())
+    assert all(row["landed_gb_per_s"] > 0 for row in found["submit"])
+    assert found["link"]["out_gb_per_s"] > 0
+    assert "GB/s in" in report.table()
+    assert driver.live_allocations() == 0
+
+
+def test_a_failing_copy_of_the_bindings_is_found_out(monkeypatch):
+    bindings = pytest.importorskip("cuda.bindings.driver")
+    monkeypatch.setattr(bindings, "cuMemcpyAsync", lambda *_: (bindings.CUresult.CUDA_ERROR_INVALID_VALUE,))
+    monkeypatch.setattr(host_time, "cuda_driver", PretendedGPU)
+    monkeypatch.setenv("PATH", "")
+    assert "cuMemcpyAsync failed with CUDA_ERROR_INVALID_VALUE" in host_time.bench("cuda", 1).why_missing[BINDINGS_LOOP]
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_every_way_moves_the_right_bytes():
+    from numba_kvswap.driver import why_no_cuda
+
+    if why_no_cuda():
+        pytest.skip(why_no_cuda())
+    report = host_time.bench("cuda", 1)
+    assert set(report.why_missing) <= ({C_LOOP} if not has_compiler() else set())
+    assert report.link is not None
