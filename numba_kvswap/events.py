@@ -16,6 +16,11 @@ class Event:
         self._handle = 0
         self._handle = driver.event_create()
 
+    @property
+    def handle(self) -> int:
+        """The CUevent, for compiled code that records it."""
+        return self._handle
+
     def record(self, stream: int) -> None:
         self._driver.event_record(self._handle, stream)
 

@@ -19,9 +19,11 @@ from numba_kvswap.jit import compiled
 Ids = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
-#: What `failed` says about the call that failed: its layer, its run, and which entry point it was.
-FAILED_LAYER, FAILED_RUN, FAILED_CALL = 0, 1, 2
-MEMCPY_ASYNC, MEMCPY_2D_ASYNC = 0, 1
+#: Which entry point is where in `entry_points`.
+MEMCPY_ASYNC, MEMCPY_2D_ASYNC, EVENT_RECORD = 0, 1, 2
+#: What `failed` says of the call that failed: its layer and run (-1: none), which entry point it was; and the status
+#: of recording the end, which is tried whatever happened before.
+FAILED_LAYER, FAILED_RUN, FAILED_CALL, END_STATUS = 0, 1, 2, 3
 
 _INT32, _INT64 = ir.IntType(32), ir.IntType(64)
 
@@ -49,6 +51,7 @@ def _call_4(_typing: Any, function: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
 def copy_runs(
     entry_points: Words,
     stream: np.uint64,
+    events: Words,
     memory_types: Words,
     pitch_bytes_max: np.uint64,
     run_source: Ids,
@@ -60,12 +63,52 @@ def copy_runs(
     group_layers: Ids,
     failed: Ids,
 ) -> int:
-    """Submit every run of every group of layers; returns the first CUresult that is not 0, else 0.
+    """Record the first event, submit every run of every group of layers, record the second.
 
-    entry_points: addresses of cuMemcpyAsync and cuMemcpy2DAsync. memory_types: CUmemorytype of source and target.
+    Returns the first CUresult that is not 0, else 0. All of it is one stretch without the GIL, since getting the
+    GIL back from a busy thread takes longer than hundreds of copies.
+
+    entry_points: addresses, in the order said above. events: to record before and after.
+    memory_types: CUmemorytype of source and target.
     source, target: a row a group: address of its first layer, block stride, layer stride, in bytes.
-    group_layers: layers in each group. failed: three words, which say what failed when a call did.
+    group_layers: layers in each group. failed: four words, which say what failed when a call did.
     """
+    failed[FAILED_LAYER], failed[FAILED_RUN], failed[FAILED_CALL] = -1, -1, EVENT_RECORD
+    status = _call_2(entry_points[EVENT_RECORD], events[0], stream)
+    if status == 0:
+        status = _copy_groups(
+            entry_points,
+            stream,
+            memory_types,
+            pitch_bytes_max,
+            run_source,
+            run_target,
+            run_blocks,
+            source,
+            target,
+            block_bytes,
+            group_layers,
+            failed,
+        )
+        failed[END_STATUS] = _call_2(entry_points[EVENT_RECORD], events[1], stream)
+    return status  # type: ignore[no-any-return]
+
+
+@compiled
+def _copy_groups(
+    entry_points: Words,
+    stream: np.uint64,
+    memory_types: Words,
+    pitch_bytes_max: np.uint64,
+    run_source: Ids,
+    run_target: Ids,
+    run_blocks: Ids,
+    source: Words,
+    target: Words,
+    block_bytes: Words,
+    group_layers: Ids,
+    failed: Ids,
+) -> int:
     descriptor = np.zeros(16, np.uint64)
     descriptor[2] = memory_types[0]
     descriptor[9] = memory_types[1]

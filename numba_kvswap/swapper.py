@@ -77,12 +77,10 @@ class Swapper:
             plan.check_bounds(host_blocks, device_blocks)
         with pair.driver.activate(pair.device_cache.device):
             transfer = Transfer(plan, pair, direction)
-            transfer.mark_start(handle)
             try:
-                copies.submit(plan, pair, direction, handle)
+                copies.submit(plan, pair, direction, handle, transfer.start, transfer.end)
             finally:
                 # Also after a failure: copies before the failing one still run, and need their memory.
-                transfer.mark_end(handle)
                 pair.driver.in_flight.add(transfer)
         return transfer
 

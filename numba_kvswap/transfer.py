@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from numba_kvswap.cache_pair import CachePair, Direction
-from numba_kvswap.driver import KVSwapDriverError
 from numba_kvswap.events import Event
 from numba_kvswap.interop import stream_handle
 
@@ -18,6 +17,7 @@ class Transfer:
 
     Attributes:
         bytes: what moves, over all layers. blocks, runs: of the plan. direction: "out" or "in".
+        start, end: the events around its copies; `submit` of its transport records them.
     """
 
     def __init__(self, plan: Plan, pair: CachePair, direction: Direction) -> None:
@@ -26,29 +26,18 @@ class Transfer:
         self.bytes = plan.blocks * pair.block_bytes
         self._plan, self._pair = plan, pair
         self._owners = pair.memory_owners()
-        self._start, self._end = Event(pair.driver), Event(pair.driver)
+        self.start, self.end = Event(pair.driver), Event(pair.driver)
         self._seconds: float | None = None
-
-    def mark_start(self, stream: int) -> None:
-        self._start.record(stream)
-
-    def mark_end(self, stream: int) -> None:
-        """Record the end; where that fails, wait instead: without an event nobody could tell when it is done."""
-        try:
-            self._end.record(stream)
-        except KVSwapDriverError:
-            self._pair.driver.stream_synchronize(stream)
-            raise
 
     def done(self) -> bool:
         """Whether every byte has landed; never waits."""
         with self._pair.driver.activate(self._pair.device_cache.device):
-            return self._end.done()
+            return self.end.done()
 
     def wait(self) -> None:
         """Return once every byte has landed. Releases the GIL on a real device."""
         with self._pair.driver.activate(self._pair.device_cache.device):
-            self._end.synchronize()
+            self.end.synchronize()
         self._pair.driver.in_flight.forget(self)
 
     def wait_on(self, stream: object) -> None:
@@ -58,7 +47,7 @@ class Transfer:
         """
         handle = stream_handle(stream)
         with self._pair.driver.activate(self._pair.device_cache.device):
-            self._end.make_wait(handle)
+            self.end.make_wait(handle)
 
     @property
     def seconds(self) -> float:
@@ -69,7 +58,7 @@ class Transfer:
         if self._seconds is None:
             if not self.done():
                 raise RuntimeError("this transfer is not done, so it has no seconds yet; wait() first")
-            self._seconds = self._end.seconds_since(self._start)
+            self._seconds = self.end.seconds_since(self.start)
         return self._seconds
 
     def uses(self, memory: object) -> bool:

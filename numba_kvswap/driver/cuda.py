@@ -68,6 +68,7 @@ class CudaDriver(Driver):
         self.entry_points = EntryPoints(
             memcpy_async=self._address_of(b"cuMemcpyAsync"),
             memcpy_2d_async=self._address_of(b"cuMemcpy2DAsync"),
+            event_record=self._address_of(b"cuEventRecord"),
         )
         self.pitch_bytes_max = self._smallest_pitch_bytes_max()
         self._get_pointer_attributes = _GET_POINTER_ATTRIBUTES(self._address_of(b"cuPointerGetAttributes"))
@@ -98,6 +99,9 @@ class CudaDriver(Driver):
     def activate(self, device: int) -> Iterator[None]:
         context = self._primary_context(device)
         before = self._call("cuCtxGetCurrent")
+        if int(before) == int(context):
+            yield  # the common case, and each call into the driver is a chance to lose the GIL to a busy thread
+            return
         self._call("cuCtxSetCurrent", context)
         try:
             yield

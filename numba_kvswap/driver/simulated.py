@@ -350,16 +350,8 @@ class SimulatedDriver(Driver):
     def event_record(self, event: int, stream: int) -> None:
         with self._lock:
             self._begin("cuEventRecord")
-            found = self._known(self._events, event, "cuEventRecord")
             with self._raising("cuEventRecord"):
-                record = Record(self._stream(stream))
-                if record.stream.device != found.device:
-                    raise _Refused(
-                        statuses.INVALID_HANDLE,
-                        f"the event is of device {found.device}, the stream of device {record.stream.device}",
-                    )
-            found.record = record
-            self._put(record)
+                self._record(event, stream)
 
     def event_done(self, event: int) -> bool:
         """As Driver.event_done. Raises the failure of work before the event, if nobody was told of it yet."""
@@ -450,31 +442,29 @@ class SimulatedDriver(Driver):
     # ---- entry points ----
 
     def _make_entry_points(self) -> EntryPoints:
-        word = ctypes.c_uint64
-        # Kept on self: ctypes frees the machine code of a callback with its Python object.
-        self._memcpy_async_callback = ctypes.CFUNCTYPE(ctypes.c_int32, word, word, word, word)(self._memcpy_async)
-        self._memcpy_2d_async_callback = ctypes.CFUNCTYPE(ctypes.c_int32, word, word)(self._memcpy_2d_async)
+        self._callbacks: list[object] = []
         return EntryPoints(
-            ctypes.cast(self._memcpy_async_callback, ctypes.c_void_p).value or 0,
-            ctypes.cast(self._memcpy_2d_async_callback, ctypes.c_void_p).value or 0,
+            memcpy_async=self._entry_point(self._enqueue_copy, arguments=4),
+            memcpy_2d_async=self._entry_point(self._enqueue_copy_2d, arguments=2),
+            event_record=self._entry_point(self._enqueue_record, arguments=2),
         )
 
-    def _memcpy_async(self, target: int, source: int, size_bytes: int, stream: int) -> int:
-        # Nothing may leave a callback: ctypes would print it and hand the caller garbage as a status.
-        try:
-            with self._lock:
-                return self._enqueue_copy(target, source, size_bytes, stream)
-        except BaseException as error:
-            self._remembered = error
-            return statuses.UNKNOWN
+    def _entry_point(self, enqueue: Callable[..., int], arguments: int) -> int:
+        """The address of a C function that calls `enqueue` with the lock held."""
 
-    def _memcpy_2d_async(self, address: int, stream: int) -> int:
-        try:
-            with self._lock:
-                return self._enqueue_copy_2d(address, stream)
-        except BaseException as error:
-            self._remembered = error
-            return statuses.UNKNOWN
+        def callback(*words: int) -> int:
+            # Nothing may leave a callback: ctypes would print it and hand the caller garbage as a status.
+            try:
+                with self._lock:
+                    return enqueue(*words)
+            except BaseException as error:
+                self._remembered = error
+                return statuses.UNKNOWN
+
+        function = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_uint64] * arguments)(callback)
+        # Kept on self: ctypes frees the machine code of a callback with its Python object.
+        self._callbacks.append(function)
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
 
     def _enqueue_copy(self, target: int, source: int, size_bytes: int, stream: int) -> int:
         if status := self._used("cuMemcpyAsync"):
@@ -507,6 +497,28 @@ class SimulatedDriver(Driver):
         except _Refused as refused:
             return self._refusal(refused)
         return statuses.SUCCESS
+
+    def _enqueue_record(self, event: int, stream: int) -> int:
+        if status := self._used("cuEventRecord"):
+            return status
+        try:
+            self._record(event, stream)
+        except _Refused as refused:
+            return self._refusal(refused)
+        return statuses.SUCCESS
+
+    def _record(self, event: int, stream: int) -> None:
+        found = self._events.get(event)
+        if found is None:
+            raise _Refused(statuses.INVALID_HANDLE, f"event {event:#x} is unknown or destroyed")
+        record = Record(self._stream(stream))
+        if record.stream.device != found.device:
+            raise _Refused(
+                statuses.INVALID_HANDLE,
+                f"the event is of device {found.device}, the stream of device {record.stream.device}",
+            )
+        found.record = record
+        self._put(record)
 
     def _refusal(self, refused: _Refused) -> int:
         self.last_refusal = str(refused)

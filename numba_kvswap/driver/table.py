@@ -19,12 +19,14 @@ class EntryPoints:
 
     memcpy_async:    ``CUresult f(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream)``
     memcpy_2d_async: ``CUresult f(const CUDA_MEMCPY2D *copy, CUstream stream)``
+    event_record:    ``CUresult f(CUevent event, CUstream stream)``
 
     An address is checked for null here, once: calling null kills the process.
     """
 
     memcpy_async: int
     memcpy_2d_async: int
+    event_record: int
 
     def __post_init__(self) -> None:
         for name, address in vars(self).items():

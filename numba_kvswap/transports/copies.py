@@ -7,27 +7,31 @@ once a run instead of once a block.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from numba_kvswap.cache_pair import CachePair, Direction
-from numba_kvswap.driver import KVSwapDriverError
+from numba_kvswap.driver import Driver, KVSwapDriverError
+from numba_kvswap.events import Event
 from numba_kvswap.plan import Plan
-from numba_kvswap.submit import FAILED_CALL, FAILED_LAYER, FAILED_RUN, copy_runs
+from numba_kvswap.submit import END_STATUS, FAILED_CALL, FAILED_LAYER, FAILED_RUN, copy_runs
 
 NAME = "copies"
 
-_CALLS = ("cuMemcpyAsync", "cuMemcpy2DAsync")
+_CALLS = ("cuMemcpyAsync", "cuMemcpy2DAsync", "cuEventRecord")
 # CUmemorytype, from cuda.h
 _HOST, _DEVICE = 1, 2
 
 
-def submit(plan: Plan, pair: CachePair, direction: Direction, stream: int) -> None:
-    """Put the copies of `plan` on `stream`. Raises KVSwapDriverError; copies before the failing one are on it."""
+def submit(plan: Plan, pair: CachePair, direction: Direction, stream: int, start: Event, end: Event) -> None:
+    """Put the copies of `plan` on `stream`, between records of `start` and `end`; see the package's docstring."""
     groups, driver = pair.groups, pair.driver
+    entry_points = driver.entry_points
     out = direction == "out"
-    failed = np.zeros(3, np.int64)
+    failed = np.zeros(4, np.int64)
     status = copy_runs(
-        np.array([driver.entry_points.memcpy_async, driver.entry_points.memcpy_2d_async], np.uint64),
+        np.array([entry_points.memcpy_async, entry_points.memcpy_2d_async, entry_points.event_record], np.uint64),
         np.uint64(stream),
+        np.array([start.handle, end.handle], np.uint64),
         np.array([_DEVICE, _HOST] if out else [_HOST, _DEVICE], np.uint64),
         np.uint64(driver.pitch_bytes_max),
         plan.run_source,
@@ -39,11 +43,20 @@ def submit(plan: Plan, pair: CachePair, direction: Direction, stream: int) -> No
         groups.layers,
         failed,
     )
+    if failed[END_STATUS]:
+        driver.stream_synchronize(stream)  # without its end nobody could tell when the memory is free again
     if status:
+        raise _error(driver, status, failed)
+    if failed[END_STATUS]:
         raise KVSwapDriverError(
-            _CALLS[failed[FAILED_CALL]],
-            driver.result_name(status),
-            layer=int(failed[FAILED_LAYER]),
-            run=int(failed[FAILED_RUN]),
-            advice="The targets of this swap hold undefined bytes; nothing else was touched",
+            "cuEventRecord", driver.result_name(int(failed[END_STATUS])), advice="All bytes of this swap have landed"
         )
+
+
+def _error(driver: Driver, status: int, failed: npt.NDArray[np.int64]) -> KVSwapDriverError:
+    layer, run = int(failed[FAILED_LAYER]), int(failed[FAILED_RUN])
+    call, name = _CALLS[failed[FAILED_CALL]], driver.result_name(status)
+    if layer < 0:
+        return KVSwapDriverError(call, name, advice="Nothing was copied")
+    advice = "The targets of this swap hold undefined bytes; nothing else was touched"
+    return KVSwapDriverError(call, name, layer=layer, run=run, advice=advice)

@@ -563,7 +563,7 @@ def test_an_exception_in_a_callback_comes_back_at_the_next_verb(bench, monkeypat
     def broken(*_):
         raise LookupError("planted")
 
-    monkeypatch.setattr(bench.driver, "_enqueue_copy", broken)
+    monkeypatch.setattr(bench.driver, "_put", broken)
     assert bench.copy(bench.device, bench.host, 1) == 999
     with pytest.raises(LookupError, match="planted"):
         bench.driver.event_create()
@@ -797,3 +797,22 @@ def test_copies_on_one_stream_are_a_loop_of_copies(copies, tape):
             expected[target : target + size] = np.arange(source, source + size)
         bench.driver.stream_synchronize(stream)
     assert np.array_equal(bench.bytes_at(bench.device), expected)
+
+
+# ---- the event_record entry point ----
+
+
+def test_the_event_record_entry_point_is_the_verb(bench):
+    driver = bench.driver
+    record = ctypes.CFUNCTYPE(ctypes.c_int32, WORD, WORD)(driver.entry_points.event_record)
+    stream, event = driver.stream_create(), driver.event_create()
+    latch = driver.latch(stream)
+    assert record(event, stream) == 0
+    assert not driver.event_done(event)
+    latch.open()
+    driver.event_synchronize(event)
+    assert driver.event_done(event)
+    assert record(event + 1, stream) == 400
+    driver.fail("cuEventRecord", status=719)
+    assert record(event, stream) == 719
+    assert driver.event_done(event), "a failed record leaves the last one standing"
