@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from types import TracebackType
 from typing import Any, Literal
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_kvswap.driver import Driver, cuda_driver
-from numba_kvswap.interop import check_integer, device_layers, host_layers, simulated_driver_of
+from numba_kvswap.interop import check_integer, device_layers, flat, host_layers, simulated_driver_of
 from numba_kvswap.layers import Layer, LayerBytes, check_device_memory, check_layers, check_pinned_memory
 from numba_kvswap.memory import DriverMemory
 
@@ -34,9 +34,10 @@ class DeviceCache:
             devices; memory that is not plain device memory.
     """
 
-    def __init__(self, *layer_lists: Sequence[Any]) -> None:
-        layers, device = device_layers(layer_lists)
-        self._fill(layers, device, simulated_driver_of(layer_lists))
+    def __init__(self, *layer_lists: Iterable[Any]) -> None:
+        arrays = flat(layer_lists)
+        layers, device = device_layers(arrays)
+        self._fill(layers, device, simulated_driver_of(arrays))
 
     def _fill(self, layers: list[Layer], device: int, driver: Driver | None) -> None:
         check_layers(layers, "device")
@@ -100,8 +101,8 @@ class HostCache:
     Raises TypeError and ValueError as `DeviceCache` does.
     """
 
-    def __init__(self, *layer_lists: Sequence[Any]) -> None:
-        self._fill(host_layers(layer_lists), None)
+    def __init__(self, *layer_lists: Iterable[Any]) -> None:
+        self._fill(host_layers(flat(layer_lists)), None)
 
     def _fill(self, layers: list[Layer], memory: DriverMemory | None) -> None:
         check_layers(layers, "host")

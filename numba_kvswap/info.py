@@ -11,7 +11,7 @@ from numba_kvswap import __version__
 from numba_kvswap.driver import cuda_available, cuda_driver, why_no_cuda
 
 _PACKAGES = ("numpy", "numba", "numba-cuda", "cuda-bindings", "torch", "cupy", "hypothesis")
-_KERNELS_EXTRA = "pip install 'numba-kvswap[cu13]', or [cu12] for a CUDA 12 driver"
+HOW_TO_GET_KERNELS = "pip install 'numba-kvswap[cu13]', or [cu12] for a CUDA 12 driver, with NumPy below 2.5"
 
 
 def lines() -> Iterator[str]:
@@ -31,8 +31,10 @@ def _cuda_lines() -> Iterator[str]:
         yield f"{name:<14} {value}"
     for name, address in vars(driver.entry_points).items():
         yield f"entry point    {name} at {address:#x}"
-    missing = _why_no_kernels()
-    yield f"kernels        missing: {missing}; get them by: {_KERNELS_EXTRA}" if missing else "kernels        compile"
+    from numba_kvswap.kernels import why_no_kernels
+
+    missing = why_no_kernels()
+    yield f"kernels        cannot be compiled: {missing}; {HOW_TO_GET_KERNELS}" if missing else "kernels        compile"
 
 
 def _simulated_lines() -> Iterator[str]:
@@ -40,20 +42,8 @@ def _simulated_lines() -> Iterator[str]:
     yield f"cuda missing   {why_no_cuda()}"
     yield (
         "to use a GPU   install an NVIDIA driver (nvidia-smi must list the GPU; in a container, start it with the GPU "
-        f"passed in), then for kernels: {_KERNELS_EXTRA}"
+        f"passed in), then for kernels: {HOW_TO_GET_KERNELS}"
     )
-
-
-def _why_no_kernels() -> str:
-    """Why kernels cannot be compiled here, "" where one could be: it compiles one."""
-    try:
-        from numba import cuda, types
-
-        with cuda_driver().activate(0):
-            cuda.jit(types.void(types.int64[::1]))(lambda array: None)
-    except Exception as error:  # whatever a missing compiler, library or NumPy symbol raises
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    return ""
 
 
 def _version(package: str) -> str:

@@ -7,7 +7,7 @@ not imported cannot have been passed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,13 +40,18 @@ def array_facts(array: object, where: str) -> ArrayFacts:
     )
 
 
-def device_layers(layer_lists: Sequence[Sequence[Any]], side: str = "device") -> tuple[list[Layer], int]:
+def flat(layer_lists: Iterable[Iterable[Any]]) -> list[Any]:
+    """The arrays of K, V and other lists, one list after the other; a generator is used up once, here."""
+    return [array for layers in layer_lists for array in layers]
+
+
+def device_layers(arrays: Sequence[Any], side: str = "device") -> tuple[list[Layer], int]:
     """Records of device arrays, and the ordinal of the one device that holds them all.
 
     Raises TypeError for arrays in host memory, ValueError where the arrays lie on several devices.
     """
     layers, devices = [], []
-    for index, array in enumerate(_flat(layer_lists)):
+    for index, array in enumerate(arrays):
         facts = array_facts(array, f"{side} layer {index}")
         if facts.device is None:
             raise TypeError(
@@ -59,32 +64,29 @@ def device_layers(layer_lists: Sequence[Sequence[Any]], side: str = "device") ->
     return layers, devices[0] if devices else 0
 
 
-def host_layers(layer_lists: Sequence[Sequence[Any]], side: str = "host") -> list[Layer]:
+def host_layers(arrays: Sequence[Any]) -> list[Layer]:
     """Records of host arrays; TypeError for an array on a device."""
-    return [host_layer(array, f"{side} layer {index}") for index, array in enumerate(_flat(layer_lists))]
+    names = [f"host layer {index}" for index in range(len(arrays))]
+    return [layer_of(host_facts(array, name), name) for array, name in zip(arrays, names, strict=True)]
 
 
-def host_layer(array: object, where: str) -> Layer:
+def host_facts(array: object, where: str) -> ArrayFacts:
+    """`array_facts` of an array in host memory; TypeError for one on a device."""
     facts = array_facts(array, where)
     if facts.device is not None:
         raise TypeError(f"{where} is {type(array).__name__} on device {facts.device}; expected pinned host memory")
-    return layer_of(facts, where)
+    return facts
 
 
-def simulated_driver_of(layer_lists: Sequence[Sequence[Any]]) -> Driver | None:
+def simulated_driver_of(arrays: Sequence[Any]) -> Driver | None:
     """The simulated driver that holds these arrays, None where they are not simulated; ValueError for a mixture."""
     drivers = {
-        id(array.simulated_device.driver) if isinstance(array, SimulatedArray) else None: array
-        for array in _flat(layer_lists)
+        id(array.simulated_device.driver) if isinstance(array, SimulatedArray) else None: array for array in arrays
     }
     if len(drivers) > 1:
         raise ValueError("the device layers belong to different devices or drivers; expected all on one device")
     first = next(iter(drivers.values()), None)
     return first.simulated_device.driver if isinstance(first, SimulatedArray) else None
-
-
-def _flat(layer_lists: Sequence[Sequence[Any]]) -> list[Any]:
-    return [array for layers in layer_lists for array in layers]
 
 
 def _numpy_facts(array: np.ndarray[Any, Any]) -> ArrayFacts:

@@ -17,6 +17,7 @@ from numba import cuda, types
 from numba.cuda.core.errors import NumbaPerformanceWarning
 from numba.cuda.extending import intrinsic
 
+from numba_kvswap.driver import cuda_driver
 from numba_kvswap.layers import Layer
 from numba_kvswap.replay.content import GAMMA_U64, block_start, mixed
 
@@ -98,6 +99,17 @@ def _count(layers: Any, blocks: Any, mismatched: Any) -> None:
                 word >>= _BYTE_BITS
     if cuda.syncthreads_or(differs) and cuda.threadIdx.x == 0:
         cuda.atomic.add(mismatched, 0, 1)
+
+
+def why_no_kernels() -> str:
+    """Why kernels cannot be compiled on this machine's GPU, "" where they can: it compiles one."""
+    try:
+        with cuda_driver().activate(0):
+            cuda.jit(types.void(types.int64[::1]))(lambda array: None)
+    except Exception as error:  # whatever a missing compiler, library or NumPy function raises
+        reason = str(error).strip().splitlines()
+        return f"{type(error).__name__}: {reason[0] if reason else ''}"
+    return ""
 
 
 class ContentKernels:

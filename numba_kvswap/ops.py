@@ -9,7 +9,7 @@ from numba_kvswap.cache_pair import Direction
 from numba_kvswap.caches import DeviceCache, HostCache
 from numba_kvswap.driver import Driver
 from numba_kvswap.events import Event
-from numba_kvswap.interop import array_facts, check_integer, device_layers, producer_stream, simulated_driver_of
+from numba_kvswap.interop import check_integer, device_layers, host_facts, producer_stream, simulated_driver_of
 from numba_kvswap.layers import Layer, check_layers, layer_of
 from numba_kvswap.plan import Plan
 from numba_kvswap.swapper import Swapper
@@ -71,14 +71,14 @@ def swap_cache_all_layers(
 
 
 def _gpu_cache(tensors: Sequence[Any], rank: int) -> DeviceCache:
-    layers, device = device_layers([tensors], "gpu")
+    layers, device = device_layers(tensors, "gpu")
     check_layers(layers, "gpu")
     for index, tensor in enumerate(tensors):
         if len(tensor.shape) not in (3, 4):
             raise ValueError(f"gpu layer {index} has shape {tuple(tensor.shape)}; expected 3 or 4 dimensions")
     if device != rank:
         raise ValueError(f"the gpu tensors lie on device {device}, rank is {rank}; expected the tensors' device")
-    return DeviceCache.of_layers(layers, device, simulated_driver_of([tensors]))
+    return DeviceCache.of_layers(layers, device, simulated_driver_of(tensors))
 
 
 def _cpu_cache(pointers: Sequence[Any], device_cache: DeviceCache, bound: int) -> HostCache:
@@ -96,9 +96,7 @@ def _cpu_layer(pointer: Any, gpu: Layer, bound: int, where: str) -> Layer:
     """What a host address, or the array standing in for it, means: `bound` blocks of the tensor's size."""
     if not hasattr(pointer, "shape") or pointer.shape == ():
         return _layer_at(check_integer(pointer, where), gpu.block_bytes, bound, where)
-    facts = array_facts(pointer, where)
-    if facts.device is not None:
-        raise TypeError(f"{where} is {type(pointer).__name__} on device {facts.device}; expected pinned host memory")
+    facts = host_facts(pointer, where)
     layer = layer_of(facts, where)
     if len(facts.shape) == 1:
         found = layer.extent_bytes if layer.block_stride_bytes == layer.block_bytes else -1

@@ -15,6 +15,9 @@ from numba_kvswap.plan_loops import merged_runs
 Ids = npt.NDArray[np.int64]
 Sides = tuple[str, str]
 
+# No cache has that many blocks, and int64 holds every id below it.
+_NO_BOUND = 1 << 63
+
 
 class Plan:
     """What to copy where: pair i moves block ``source_ids[i]`` onto block ``target_ids[i]``.
@@ -47,7 +50,7 @@ class Plan:
         if source.size != target.size:
             raise ValueError(f"{source.size} {sides[0]} ids and {target.size} {sides[1]} ids; expected as many")
         for ids, side in ((source, sides[0]), (target, sides[1])):
-            _check_range(ids, 1 << 63, side)
+            _check_range(ids, _NO_BOUND, side)
         self._fill(source, target, sides)
 
     def _fill(self, source: Ids, target: Ids, sides: Sides) -> None:
@@ -125,7 +128,7 @@ def _as_ids(ids: Iterable[Any], side: str) -> npt.NDArray[Any]:
         if not (ids.is_floating_point() or ids.is_complex()):
             ids = ids.detach().numpy()
     if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu":
-        too_large = ids.dtype.kind == "u" and ids.itemsize == 8 and ids.size and ids.max() >= 1 << 63
+        too_large = ids.dtype.kind == "u" and ids.itemsize == 8 and ids.size and ids.max() >= _NO_BOUND
         return ids.astype(object if too_large else np.int64)
     listed = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     if not isinstance(listed, list):
@@ -142,6 +145,5 @@ def _check_range(ids: npt.NDArray[Any], bound: int, side: str) -> None:
     if ids.size == 0 or (ids.min() >= 0 and ids.max() < bound):
         return
     position = int(np.flatnonzero((ids < 0) | (ids >= bound))[0])
-    raise IndexError(
-        f"position {position}: {side} id {ids[position]}; expected 0 <= id < {bound}, the {side} side's blocks"
-    )
+    expected = "0 or more, and less than the blocks of its side" if bound == _NO_BOUND else f"0 <= id < {bound}"
+    raise IndexError(f"position {position}: {side} id {ids[position]}; expected {expected}")

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from numba_kvswap.bench.link import Link, measure_link
 from numba_kvswap.caches import DeviceCache
 from numba_kvswap.driver import Driver, SimulatedDevice, cuda_driver
+from numba_kvswap.info import HOW_TO_GET_KERNELS
 from numba_kvswap.layers import Layer, LayerBytes
 from numba_kvswap.replay.content import count_mismatched_blocks, fill_blocks
 
@@ -83,12 +84,16 @@ class SimulatedStage:
 
 
 class CudaStage:
-    """The first GPU. Needs the kernels' compiler: the extra cu12 or cu13."""
+    """The first GPU. ImportError where kernels cannot be compiled: they need the extra cu12 or cu13."""
 
     engine = "cuda"
 
     def __init__(self) -> None:
+        from numba_kvswap.kernels import why_no_kernels
+
         self.driver: Driver = cuda_driver()
+        if missing := why_no_kernels():
+            raise ImportError(f"kernels cannot be compiled ({missing}); {HOW_TO_GET_KERNELS}")
         self.device_name = str(self.driver.describe()["device_name"])
         with self.driver.activate(0):
             self.stream = self.driver.stream_create()
