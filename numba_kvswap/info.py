@@ -5,12 +5,20 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import resource
+import shutil
 from collections.abc import Iterator
 
 from numba_kvswap import __version__
 from numba_kvswap.driver import cuda_available, cuda_driver, why_no_cuda
 
-_PACKAGES = ("numpy", "numba", "numba-cuda", "cuda-bindings", "torch", "cupy", "hypothesis")
+_PACKAGES = ("numpy", "numba", "numba-cuda", "cuda-bindings", "torch", "cupy-cuda13x", "cupy-cuda12x", "hypothesis")
+_TOOLKIT_PACKAGES = (
+    "cuda-toolkit",
+    "nvidia-nvvm",
+    "nvidia-cuda-nvcc-cu12",
+    "nvidia-cuda-nvrtc",
+    "nvidia-cuda-nvrtc-cu12",
+)
 HOW_TO_GET_KERNELS = "pip install 'numba-kvswap[cu13]', or [cu12] for a CUDA 12 driver, with NumPy below 2.5"
 
 
@@ -19,6 +27,7 @@ def lines() -> Iterator[str]:
     yield f"numba_kvswap   {__version__}, Python {platform.python_version()}, {platform.machine()}"
     for package in _PACKAGES:
         yield f"{package:<14} {_version(package)}"
+    yield f"toolkit        {_toolkit()}"
     yield f"pinned memory  limit {_locked_memory_limit()}, host memory {_memory_in_words(_host_memory_bytes())}"
     yield from _cuda_lines() if cuda_available() else _simulated_lines()
 
@@ -47,10 +56,21 @@ def _simulated_lines() -> Iterator[str]:
 
 
 def _version(package: str) -> str:
+    return _installed(package) or f"not installed; pip install {package}, if you need it"
+
+
+def _installed(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return f"not installed; pip install {package}, if you need it"
+        return ""
+
+
+def _toolkit() -> str:
+    """What there is to compile kernels with: the packages that numba-cuda looks for, and nvcc."""
+    found = [f"{name} {_installed(name)}" for name in _TOOLKIT_PACKAGES if _installed(name)]
+    nvcc = shutil.which("nvcc") or "not on PATH"
+    return f"{', '.join(found) or 'no packages of it'}; nvcc {nvcc}"
 
 
 def _locked_memory_limit() -> str:
