@@ -1,0 +1,225 @@
+"""Bugs to plant in a copy of the package. Each must make a bounded run fail, or the tests prove nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: What `python -m numba_kvswap check` must find.
+CHECK = "check"
+#: Files of tests, for what a comparison of bytes cannot see: order, faults, lifetimes, messages.
+CLASS_1 = "conformance/test_class_1_ids_out_of_range.py"
+CLASS_5 = "conformance/test_class_5_padded_rows.py"
+CLASS_6 = "conformance/test_class_6_width_and_tails.py"
+CLASS_8 = "conformance/test_class_8_silent_failure.py"
+CLASS_9 = "conformance/test_class_9_lists_of_one_cache.py"
+HOST_CACHE = "engine/test_host_cache.py"
+INTEROP = "engine/test_interop.py"
+OP = "engine/test_op.py"
+PLAN = "engine/test_plan.py"
+STREAM_ORDER = "engine/test_stream_order.py"
+SWAPPER = "engine/test_swapper.py"
+
+_PLAN, _LOOPS, _SUBMIT = "plan.py", "plan_loops.py", "submit.py"
+_COPIES, _LAYERS, _OPS = "transports/copies.py", "layers.py", "ops.py"
+
+
+@dataclass(frozen=True)
+class Bug:
+    """`old` stands once in numba_kvswap/`file`, and `new` takes its place; `caught_by` is CHECK or a test file."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    caught_by: str = CHECK
+
+
+BUGS = [
+    # ---- what moves ----
+    Bug("last run skipped", _SUBMIT, "for run in range(run_blocks.size):", "for run in range(run_blocks.size - 1):"),
+    Bug(
+        "runs merged that do not touch",
+        _LOOPS,
+        "and source == run_source[runs - 1] + run_blocks[runs - 1]",
+        "and source >= run_source[runs - 1] + run_blocks[runs - 1]",
+    ),
+    Bug("a merged block counted twice", _LOOPS, "run_blocks[runs - 1] += 1", "run_blocks[runs - 1] += 2"),
+    Bug(
+        "the first pair of a target wins",
+        _LOOPS,
+        "if i + 1 < count and target_ids[order[i + 1]] == target:",
+        "if i > 0 and target_ids[order[i - 1]] == target:",
+    ),
+    Bug("the sort leaves out digits", _LOOPS, "shift += _DIGIT_BITS", "shift += 2 * _DIGIT_BITS", PLAN),
+    Bug("last layer forgotten", _SUBMIT, "for layer in range(layers):", "for layer in range(max(1, layers - 1)):"),
+    Bug(
+        "last layer of a 2-D copy forgotten",
+        _SUBMIT,
+        "descriptor[15] = np.uint64(rows)",
+        "descriptor[15] = np.uint64(rows - 1)",
+    ),
+    Bug(
+        "merged over padding",
+        _SUBMIT,
+        "pieces = 1 if source[1] == size and target[1] == size else blocks",
+        "pieces = 1",
+    ),
+    Bug(
+        "merged over the target's padding",
+        _SUBMIT,
+        "pieces = 1 if source[1] == size and target[1] == size else blocks",
+        "pieces = 1 if source[1] == size else blocks",
+        CLASS_5,
+    ),
+    Bug(
+        "tail bytes lost",
+        _SUBMIT,
+        "piece = np.uint64(blocks // pieces) * size",
+        "piece = np.uint64(blocks // pieces) * size & ~np.uint64(1)",
+    ),
+    Bug(
+        "offset cut to 32 bits",
+        _SUBMIT,
+        "source[group, 0] + np.uint64(run_source[run]) * source[group, 1]",
+        "source[group, 0] + np.uint64(np.uint32(np.uint64(run_source[run]) * source[group, 1]))",
+        CLASS_6,
+    ),
+    Bug(
+        "the target's offset cut to 32 bits",
+        _SUBMIT,
+        "target[group, 0] + np.uint64(run_target[run]) * target[group, 1]",
+        "target[group, 0] + np.uint64(np.uint32(np.uint64(run_target[run]) * target[group, 1]))",
+        CLASS_6,
+    ),
+    Bug(
+        "direction swapped",
+        _COPIES,
+        "groups.device if out else groups.host,\n        groups.host if out else groups.device,",
+        "groups.host if out else groups.device,\n        groups.device if out else groups.host,",
+    ),
+    Bug("mode 1 swaps out too", _OPS, 'if direction == "out" else swapper.swap_in', "if True else swapper.swap_in"),
+    Bug(
+        "spacing of two layers taken for all",
+        "cache_pair.py",
+        "else spacing == group.spacing",
+        "else True",
+        SWAPPER,
+    ),
+    Bug(
+        "a reversed plan is not reversed",
+        _PLAN,
+        "back._fill(self.target_ids, self.source_ids,",
+        "back._fill(self.source_ids, self.target_ids,",
+        PLAN,
+    ),
+    # ---- what is refused ----
+    Bug(
+        "first id unchecked",
+        _PLAN,
+        "if ids.size == 0 or (ids.min() >= 0 and ids.max() < bound):",
+        "if ids.size < 2 or (ids[1:].min() >= 0 and ids[1:].max() < bound):",
+        CLASS_1,
+    ),
+    Bug(
+        "upper bound off by one",
+        _PLAN,
+        "if self._maxima[0] < source_blocks and self._maxima[1] < target_blocks:",
+        "if self._maxima[0] <= source_blocks and self._maxima[1] <= target_blocks:",
+    ),
+    Bug("negative ids pass", _PLAN, "(ids.min() >= 0 and ids.max() < bound)", "ids.max() < bound", CLASS_1),
+    Bug(
+        "uint64 ids wrap",
+        _PLAN,
+        "return ids.astype(object if too_large else np.int64)",
+        "return ids.astype(np.int64)",
+        PLAN,
+    ),
+    Bug(
+        "length check dropped",
+        _PLAN,
+        "if source.size != target.size:",
+        "source, target = source[: target.size], target[: source.size]\n        if source.size != target.size:",
+    ),
+    Bug(
+        "booleans pass as ids", _PLAN, "if set(map(type, listed)) - {int}:", "if set(map(type, listed)) - {int, bool}:"
+    ),
+    Bug("mode check dropped", _OPS, "if mode not in (0, 1):", "if mode not in (0, 1, 2, -1):"),
+    Bug("dimension check dropped", _OPS, "if len(tensor.shape) not in (3, 4):", "if len(tensor.shape) < 2:"),
+    Bug("rank not compared with the device", _OPS, "if device != rank:", "if device < 0:", OP),
+    Bug("blocks behind an address not counted", _LAYERS, "if found < layer.extent_bytes:", "if found < 1:", OP),
+    Bug(
+        "pageable memory passes",
+        _LAYERS,
+        'if layer.blocks == 0:\n            continue\n        if info.kind != "host":',
+        'if layer.blocks == 0 or info.kind == "unknown":\n            continue\n        if info.kind != "host":',
+        OP,
+    ),
+    Bug(
+        "dtype check dropped",
+        _LAYERS,
+        "if None not in (one.dtype, other.dtype) and one.dtype != other.dtype:",
+        "if None in (one.dtype, other.dtype) and one.dtype is other.dtype is not None:",
+    ),
+    Bug("block sizes not compared", _LAYERS, "if one.block_bytes != other.block_bytes:", "if one.block_bytes < 1:"),
+    Bug("structured dtypes pass", _LAYERS, 'return "is structured"', 'return ""'),
+    Bug("overlapping blocks pass", _LAYERS, "and stride >= block_bytes):", "and stride >= 0):"),
+    Bug("layer counts not compared", _LAYERS, "if len(device) != len(host):", "if len(host) == 0:", CLASS_9),
+    Bug("read-only targets are written", _LAYERS, "if not layer.writable:", "if layer.blocks < 0:", SWAPPER),
+    Bug("sub-byte types pass", _LAYERS, "_SUB_BYTE.fullmatch(dtype_name) else", "not dtype_name else", INTEROP),
+    # ---- order, failures, lifetimes ----
+    Bug("the op waits for layer 0's stream alone", _OPS, "event.make_wait(first)", "pass", OP),
+    Bug("the op does not wait", _OPS, "driver, rank)).wait()", "driver, rank))", OP),
+    Bug("wait returns early", "transfer.py", "self.end.synchronize()", "self.end.done()", STREAM_ORDER),
+    Bug("wait_on does nothing", "transfer.py", "self.end.make_wait(handle)", "pass", STREAM_ORDER),
+    Bug(
+        "the end is recorded before the copies",
+        _SUBMIT,
+        "    if status == 0:\n        status = _copy_groups(",
+        "    failed[END_STATUS] = _call_2(entry_points[EVENT_RECORD], events[1], stream)\n"
+        "    events = events[:1].repeat(2)\n"
+        "    if status == 0:\n        status = _copy_groups(",
+        STREAM_ORDER,
+    ),
+    Bug("copies go to the default stream", _COPIES, "np.uint64(stream),", "np.uint64(0),", STREAM_ORDER),
+    Bug("driver status ignored", _COPIES, "    if status:\n", "    if status < 0:\n", CLASS_8),
+    Bug(
+        "copying goes on after a failure",
+        _SUBMIT,
+        "                return status\n        first",
+        "        first",
+        CLASS_8,
+    ),
+    Bug("the failing layer is its group's", _SUBMIT, "failed[FAILED_LAYER] += first_layer", "pass", CLASS_8),
+    Bug("the failing run is not named", _SUBMIT, "failed[FAILED_RUN] = run", "failed[FAILED_RUN] = 0", CLASS_8),
+    Bug("keep-alive dropped", "swapper.py", "pair.driver.in_flight.add(transfer)", "pass", STREAM_ORDER),
+    Bug("a done transfer is kept", "transfer.py", "self._pair.driver.in_flight.forget(self)", "pass", HOST_CACHE),
+    Bug(
+        "close does not wait",
+        "caches.py",
+        "self._memory.driver.in_flight.wait_for(self._memory)",
+        "pass",
+        HOST_CACHE,
+    ),
+    Bug("close under living views", "caches.py", "if len(self._views):", "if len(self._views) < 0:", HOST_CACHE),
+    Bug(
+        "only K moves",
+        "interop.py",
+        "for layers in layer_lists for array in layers]",
+        "for array in layer_lists[0]]",
+        CLASS_9,
+    ),
+]
+
+#: Planted in every run of the suite; the others are marked slow.
+ALWAYS = (
+    "last run skipped",
+    "the first pair of a target wins",
+    "merged over padding",
+    "offset cut to 32 bits",
+    "first id unchecked",
+    "the op waits for layer 0's stream alone",
+    "driver status ignored",
+    "keep-alive dropped",
+    "length check dropped",
+    "only K moves",
+)
