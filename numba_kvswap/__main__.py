@@ -16,6 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 1 for mismatches, 2 for a mistake in the call."""
     options = _parser().parse_args(arguments)
     try:
+        if getattr(options, "json", None) is not None:
+            options.json.touch()  # a path that cannot be written is better known before the work than after
         status: int = options.run(options)
     except (ValueError, OSError, ImportError, KVSwapDriverError) as error:
         print(f"numba-kvswap {options.command}: {error}", file=sys.stderr)
@@ -71,10 +73,9 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} came; expected 1 or more")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} came; expected a whole number, 1 or more")
+    return int(text)
 
 
 def _engine(options: argparse.Namespace) -> str:
@@ -98,13 +99,13 @@ def _check(options: argparse.Namespace) -> int:
     from numba_kvswap.testing import engine_named
 
     report, first_mismatch = check(engine_named(_engine(options)), options.examples, options.seed)
-    _write(options.json, report.to_json())
     print(
         f"{report.examples} swaps on {report.engine}, {report.invalid_examples} of them invalid: "
         f"{report.mismatches} mismatches, {report.seconds:.1f} s"
     )
     if first_mismatch:
         print(f"\nThe first mismatch again:\n\n{first_mismatch}")
+    _write(options.json, report.to_json())
     return 1 if report.mismatches else 0
 
 
@@ -114,8 +115,9 @@ def _replay(options: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from numba_kvswap.replay.models import model_named
-    from numba_kvswap.replay.run import Tiers, replay
+    from numba_kvswap.replay.run import replay
     from numba_kvswap.replay.stages import stage_named
+    from numba_kvswap.replay.tiers import Placement
     from numba_kvswap.replay.trace import ID_TOKENS, Request, made_trace, read_trace
 
     if ID_TOKENS % options.block_tokens:
@@ -125,13 +127,13 @@ def _replay(options: argparse.Namespace) -> int:
         if options.trace
         else made_trace(options.seed, options.requests or _MADE_REQUESTS)
     )
-    layers = model_named(options.model).layer_shapes(options.block_tokens, options.tp, options.layers)
-    tiers = Tiers(options.device_blocks, options.host_blocks, ID_TOKENS // options.block_tokens)
+    layers = model_named(options.model).block_shapes(options.block_tokens, options.tp, options.layers)
+    placement = Placement(options.device_blocks, options.host_blocks, ID_TOKENS // options.block_tokens)
     report = replay(
-        tqdm(requests, unit=" requests", disable=None), layers, tiers, stage_named(_engine(options), options.seed)
+        tqdm(requests, unit=" requests", disable=None), layers, placement, stage_named(_engine(options), options.seed)
     )
-    _write(options.json, report.to_json())
     print(report.table())
+    _write(options.json, report.to_json())
     return 1 if report.mismatches else 0
 
 
@@ -139,8 +141,8 @@ def _bench(options: argparse.Namespace) -> int:
     from numba_kvswap.bench.host_time import bench
 
     report = bench(_engine(options), options.repeats)
-    _write(options.json, report.to_json())
     print(report.table())
+    _write(options.json, report.to_json())
     return 0
 
 

@@ -19,7 +19,6 @@ _TOOLKIT_PACKAGES = (
     "nvidia-cuda-nvrtc",
     "nvidia-cuda-nvrtc-cu12",
 )
-HOW_TO_GET_KERNELS = "pip install 'numba-kvswap[cu13]', or [cu12] for a CUDA 12 driver, with NumPy below 2.5"
 
 
 def lines() -> Iterator[str]:
@@ -40,13 +39,15 @@ def _cuda_lines() -> Iterator[str]:
         yield f"{name:<14} {value}"
     for name, address in vars(driver.entry_points).items():
         yield f"entry point    {name} at {address:#x}"
-    from numba_kvswap.kernels import why_no_kernels
+    from numba_kvswap.replay.kernels import HOW_TO_GET_KERNELS, why_no_kernels
 
     missing = why_no_kernels()
     yield f"kernels        cannot be compiled: {missing}; {HOW_TO_GET_KERNELS}" if missing else "kernels        compile"
 
 
 def _simulated_lines() -> Iterator[str]:
+    from numba_kvswap.replay.kernels import HOW_TO_GET_KERNELS
+
     yield "engine         simulated: everything runs, on a simulated device in host memory"
     yield f"cuda missing   {why_no_cuda()}"
     yield (

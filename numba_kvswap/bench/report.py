@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from numba_kvswap.bench.link import Link
 from numba_kvswap.bench.scattered_swap import Geometry
 from numba_kvswap.bench.ways import BINDINGS_LOOP, C_LOOP, PYTHON
+from numba_kvswap.link import Link
 
 ALONE, BUSY = "alone", "busy thread"
 

@@ -69,8 +69,8 @@ def fill_blocks(
     IndexError for a block id that the view does not have. Nothing is written then.
     """
     words, tail = _words_and_tail(layer_view)
-    blocks, seeds, places = _checked_lists(layer_view, block_ids, ids, positions, layer)
-    _fill(words, tail, blocks, seeds, places, np.uint64(layer))
+    blocks, hash_ids, own_positions = _checked_lists(layer_view, block_ids, ids, positions, layer)
+    _fill(words, tail, blocks, hash_ids, own_positions, np.uint64(layer))
 
 
 def count_mismatched_blocks(
@@ -81,8 +81,8 @@ def count_mismatched_blocks(
     Arguments and errors are those of `fill_blocks`; the view may be read-only. A block named twice is judged twice.
     """
     words, tail = _words_and_tail(layer_view)
-    blocks, seeds, places = _checked_lists(layer_view, block_ids, ids, positions, layer)
-    return int(_count_mismatched(words, tail, blocks, seeds, places, np.uint64(layer)))
+    blocks, hash_ids, own_positions = _checked_lists(layer_view, block_ids, ids, positions, layer)
+    return int(_count_mismatched(words, tail, blocks, hash_ids, own_positions, np.uint64(layer)))
 
 
 def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -25,7 +25,7 @@ class CacheList:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerShape:
+class BlockShape:
     """A block in one layer of one list: shape (kv_heads, block_tokens, head_dim), dtype by name, size in bytes."""
 
     name: str
@@ -44,7 +44,7 @@ class ModelGeometry:
     caches: tuple[CacheList, ...]
     dtype: str
 
-    def layer_shapes(self, block_tokens: int, tp: int = 1, layers: int | None = None) -> list[LayerShape]:
+    def block_shapes(self, block_tokens: int, tp: int = 1, layers: int | None = None) -> list[BlockShape]:
         """Block shapes on one of `tp` ranks, list by list (all layers of K, then of V), for blocks of `block_tokens`.
 
         `layers` stands in for the model's own count. Raises ValueError where a number is under 1, or where `tp`
@@ -54,13 +54,9 @@ class ModelGeometry:
         for name, value in (("block_tokens", block_tokens), ("tp", tp), ("layers", count)):
             if value < 1:
                 raise ValueError(f"{name}: came {value}, expected 1 or more")
-        return [self._layer_shape(cache, layer, block_tokens, tp) for cache in self.caches for layer in range(count)]
+        return [self._block_shape(cache, layer, block_tokens, tp) for cache in self.caches for layer in range(count)]
 
-    def block_bytes(self, block_tokens: int, tp: int = 1, layers: int | None = None) -> int:
-        """Bytes of one block over all layers and lists on one rank: what one block's swap moves."""
-        return sum(shape.block_bytes for shape in self.layer_shapes(block_tokens, tp, layers))
-
-    def _layer_shape(self, cache: CacheList, layer: int, block_tokens: int, tp: int) -> LayerShape:
+    def _block_shape(self, cache: CacheList, layer: int, block_tokens: int, tp: int) -> BlockShape:
         kv_heads = cache.kv_heads
         if cache.split_by_tp:
             if kv_heads % tp:
@@ -71,7 +67,7 @@ class ModelGeometry:
             kv_heads //= tp
         shape = (kv_heads, block_tokens, cache.head_dim)
         block_bytes = math.prod(shape) * _ITEM_BYTES[self.dtype]
-        return LayerShape(cache.name, layer, shape, self.dtype, block_bytes)
+        return BlockShape(cache.name, layer, shape, self.dtype, block_bytes)
 
 
 def _keys_and_values(kv_heads: int, head_dim: int) -> tuple[CacheList, ...]:

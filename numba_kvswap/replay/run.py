@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from numba_kvswap.caches import DeviceCache, HostCache
-from numba_kvswap.replay.models import LayerShape
+from numba_kvswap.ids import Ids
+from numba_kvswap.replay.models import BlockShape
 from numba_kvswap.replay.report import ReplayReport
-from numba_kvswap.replay.stages import Ids, Stage, host_mismatches
-from numba_kvswap.replay.tiers import Moves, TwoTierCache, each_block
+from numba_kvswap.replay.stages import Stage, host_mismatches
+from numba_kvswap.replay.tiers import Moves, Placement, each_block
 from numba_kvswap.replay.trace import Request
 from numba_kvswap.swapper import Swapper
 from numba_kvswap.transfer import Transfer
@@ -21,20 +21,14 @@ from numba_kvswap.transfer import Transfer
 _UNTIMED_MAX = 4
 
 
-@dataclass(frozen=True)
-class Tiers:
-    """How many blocks each side holds, and how many make up one id of the trace."""
-
-    device_blocks: int
-    host_blocks: int
-    blocks_per_id: int = 1
-
-
-def replay(requests: Iterable[Request], layers: Sequence[LayerShape], tiers: Tiers, stage: Stage) -> ReplayReport:
+def replay(
+    requests: Iterable[Request], layers: Sequence[BlockShape], placement: Placement, stage: Stage
+) -> ReplayReport:
     """Carry out every request: its swap outs as one call, then its swap ins as one, then what it computes.
 
     Each block swapped in is compared, behind its swap on the stream, with what its id must hold; at the end so is
-    every resident block of both sides. Memory beside the two pools does not grow with the trace.
+    every resident block of both sides. `placement` is a fresh one. Memory beside the two pools does not grow with the
+    trace.
     """
     report = ReplayReport(engine=stage.engine, device=stage.device_name)
     link = stage.link()
@@ -43,13 +37,13 @@ def replay(requests: Iterable[Request], layers: Sequence[LayerShape], tiers: Tie
     started = time.perf_counter()
     device_cache = DeviceCache.allocate(
         stage.driver,
-        blocks=tiers.device_blocks,
+        blocks=placement.device_blocks,
         block_bytes=[layer.block_bytes for layer in layers],
         dtype=layers[0].dtype,
     )
-    with HostCache.allocate(device_cache, blocks=tiers.host_blocks) as host_cache:
+    with HostCache.allocate(device_cache, blocks=placement.host_blocks) as host_cache:
         stage.prepare(device_cache)
-        _Replay(Swapper(device_cache, host_cache), tiers, stage, report).run(requests)
+        _Replay(Swapper(device_cache, host_cache), placement, stage, report).run(requests)
     report.seconds = time.perf_counter() - started
     return report
 
@@ -57,15 +51,14 @@ def replay(requests: Iterable[Request], layers: Sequence[LayerShape], tiers: Tie
 class _Replay:
     """One replay under way."""
 
-    def __init__(self, swapper: Swapper, tiers: Tiers, stage: Stage, report: ReplayReport) -> None:
+    def __init__(self, swapper: Swapper, placement: Placement, stage: Stage, report: ReplayReport) -> None:
         self._swapper, self._stage, self._report = swapper, stage, report
-        self._blocks_per_id = tiers.blocks_per_id
-        self._tiers = TwoTierCache(tiers.device_blocks, tiers.host_blocks, tiers.blocks_per_id)
+        self._placement = placement
         self._untimed: deque[Transfer] = deque()
 
     def run(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            self._carry_out(self._tiers.place(request.hash_ids))
+            self._carry_out(self._placement.place(request.hash_ids))
             self._report.requests += 1
             self._take_times(_UNTIMED_MAX)
         self._take_times(0)
@@ -78,7 +71,9 @@ class _Replay:
             self._note(self._swapper.swap_in(moves.in_device, moves.in_host, self._stage.stream))
             self._judge(moves.in_device, moves.in_ids)
         if moves.computed_ids.size:
-            self._stage.fill(moves.computed_device.ravel(), *each_block(moves.computed_ids, self._blocks_per_id))
+            self._stage.fill(
+                moves.computed_device.ravel(), *each_block(moves.computed_ids, self._placement.blocks_per_id)
+            )
             self._report.blocks_computed += moves.computed_device.size
 
     def _note(self, transfer: Transfer) -> None:
@@ -103,14 +98,16 @@ class _Replay:
                 self._report.swap_seconds_in += transfer.seconds
 
     def _judge(self, device_blocks: Ids, ids: Ids) -> None:
-        self._stage.judge(device_blocks, *each_block(ids, self._blocks_per_id))
+        self._stage.judge(device_blocks, *each_block(ids, self._placement.blocks_per_id))
         self._report.blocks_verified += device_blocks.size
 
     def _judge_residents(self) -> None:
-        ids, blocks = self._tiers.device_blocks_by_id()
+        ids, blocks = self._placement.device_blocks_by_id()
         self._judge(blocks.ravel(), ids)
         self._report.mismatches = self._stage.mismatches()
-        ids, blocks = self._tiers.host_blocks_by_id()
+        ids, blocks = self._placement.host_blocks_by_id()
         layers = self._swapper.host_cache.layers
-        self._report.mismatches += host_mismatches(layers, blocks.ravel(), *each_block(ids, self._blocks_per_id))
+        self._report.mismatches += host_mismatches(
+            layers, blocks.ravel(), *each_block(ids, self._placement.blocks_per_id)
+        )
         self._report.blocks_verified += blocks.size

@@ -7,16 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from numba_kvswap.bench.link import Link, measure_link
 from numba_kvswap.caches import DeviceCache
 from numba_kvswap.driver import Driver, SimulatedDevice, cuda_driver
-from numba_kvswap.info import HOW_TO_GET_KERNELS
+from numba_kvswap.ids import Ids
 from numba_kvswap.layers import Layer, LayerBytes
+from numba_kvswap.link import Link, measure_link
 from numba_kvswap.replay.content import count_mismatched_blocks, fill_blocks
-
-Ids = npt.NDArray[np.int64]
 
 _LINK_BYTES, _LINK_REPEATS = 1 << 30, 5
 
@@ -89,7 +86,7 @@ class CudaStage:
     engine = "cuda"
 
     def __init__(self) -> None:
-        from numba_kvswap.kernels import why_no_kernels
+        from numba_kvswap.replay.kernels import HOW_TO_GET_KERNELS, why_no_kernels
 
         self.driver: Driver = cuda_driver()
         if missing := why_no_kernels():
@@ -99,7 +96,7 @@ class CudaStage:
             self.stream = self.driver.stream_create()
 
     def prepare(self, cache: DeviceCache) -> None:
-        from numba_kvswap.kernels import ContentKernels
+        from numba_kvswap.replay.kernels import ContentKernels
 
         with self.driver.activate(0):
             self._kernels = ContentKernels(cache.layers, self.stream)
@@ -110,11 +107,11 @@ class CudaStage:
 
     def judge(self, block_ids: Ids, ids: Ids, positions: Ids) -> None:
         with self.driver.activate(0):
-            self._kernels.count(block_ids, ids, positions)
+            self._kernels.judge(block_ids, ids, positions)
 
     def mismatches(self) -> int:
         with self.driver.activate(0):
-            return self._kernels.mismatched()
+            return self._kernels.mismatches()
 
     def link(self) -> Link | None:
         with self.driver.activate(0):

@@ -8,9 +8,8 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Int64Array = NDArray[np.int64]
+from numba_kvswap.ids import Ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +25,22 @@ class Moves:
     was dropped again by the same request. The last pair wins, as in every swap.
     """
 
-    out_device: Int64Array
-    out_host: Int64Array
-    in_device: Int64Array
-    in_host: Int64Array
-    out_ids: Int64Array
-    in_ids: Int64Array
-    computed_ids: Int64Array
-    computed_device: Int64Array
+    out_device: Ids
+    out_host: Ids
+    in_device: Ids
+    in_host: Ids
+    out_ids: Ids
+    in_ids: Ids
+    computed_ids: Ids
+    computed_device: Ids
 
 
-def each_block(ids: Int64Array, blocks_per_id: int) -> tuple[Int64Array, Int64Array]:
+def each_block(ids: Ids, blocks_per_id: int) -> tuple[Ids, Ids]:
     """The id and the position of every block of `ids`, in the order in which `Moves` lists blocks."""
     return np.repeat(ids, blocks_per_id), np.tile(np.arange(blocks_per_id, dtype=np.int64), ids.size)
 
 
-class TwoTierCache:
+class Placement:
     """Ids in `device_blocks` device blocks and `host_blocks` host blocks, `blocks_per_id` blocks an id.
 
     The rules, for the ids of a request in their order:
@@ -72,7 +71,7 @@ class TwoTierCache:
             )
         if host_blocks < 0:
             raise ValueError(f"host_blocks: came {host_blocks}, expected 0 or more")
-        self.blocks_per_id = blocks_per_id
+        self.device_blocks, self.host_blocks, self.blocks_per_id = device_blocks, host_blocks, blocks_per_id
         self._ids_max = device_blocks // blocks_per_id
         self._device = _Tier(device_blocks, blocks_per_id)
         self._host = _Tier(host_blocks, blocks_per_id)
@@ -88,11 +87,11 @@ class TwoTierCache:
         draft.check_order()
         return draft.moves(self.blocks_per_id)
 
-    def device_blocks_by_id(self) -> tuple[Int64Array, Int64Array]:
+    def device_blocks_by_id(self) -> tuple[Ids, Ids]:
         """Ids on the device, and their blocks by position as [ids, blocks_per_id], least recently used first."""
         return self._device.residents()
 
-    def host_blocks_by_id(self) -> tuple[Int64Array, Int64Array]:
+    def host_blocks_by_id(self) -> tuple[Ids, Ids]:
         """Ids on the host, and their blocks by position as [ids, blocks_per_id], least recently used first."""
         return self._host.residents()
 
@@ -204,7 +203,7 @@ class _Tier:
         self._skipped.clear()
         assert len(self._order) == len(self._blocks)
 
-    def residents(self) -> tuple[Int64Array, Int64Array]:
+    def residents(self) -> tuple[Ids, Ids]:
         blocks = [self._blocks[hash_id] for hash_id in self._order]
         return _int64(list(self._order)), np.array(blocks, dtype=np.int64).reshape(-1, self._blocks_per_id)
 
@@ -249,6 +248,6 @@ class _Draft:
         )
 
 
-def _int64(values: list[int]) -> Int64Array:
+def _int64(values: list[int]) -> Ids:
     # The dtype is given, since an empty list would otherwise become float64.
     return np.array(values, dtype=np.int64)

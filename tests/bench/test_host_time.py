@@ -11,11 +11,11 @@ from numba_kvswap.__main__ import main
 from numba_kvswap.bench import c_loop, host_time
 from numba_kvswap.bench.busy_thread import BusyThread
 from numba_kvswap.bench.c_loop import NoCompiler
-from numba_kvswap.bench.link import measure_link
 from numba_kvswap.bench.report import ALONE, BUSY, HostTimeReport
 from numba_kvswap.bench.scattered_swap import Geometry, ScatteredSwap
 from numba_kvswap.bench.ways import BINDINGS_LOOP, C_LOOP, PYTHON, CWay, PythonWay
 from numba_kvswap.driver import KVSwapDriverError, SimulatedDriver
+from numba_kvswap.link import measure_link
 
 SMALL = Geometry(blocks_moved=8, layers=4, block_bytes=64, cache_blocks=24)
 C_TIMED_FROM_PYTHON = f"{C_LOOP}, timed from Python"

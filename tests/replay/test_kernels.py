@@ -19,7 +19,7 @@ def kernels(monkeypatch):
     if not cuda_available():
         for module in (compiler, dispatcher):
             monkeypatch.setattr(module, "get_current_device", lambda: SimpleNamespace(compute_capability=(9, 0)))
-    from numba_kvswap import kernels
+    from numba_kvswap.replay import kernels
 
     return kernels
 
@@ -29,7 +29,7 @@ def test_kernels_compile_to_eight_byte_accesses(kernels):
 
     words, counts = types.Array(types.uint64, 2, "C"), types.Array(types.int64, 1, "C")
     fill, _ = cuda.compile_ptx(kernels._fill.py_func, (words, words), cc=(9, 0))
-    count, _ = cuda.compile_ptx(kernels._count.py_func, (words, words, counts), cc=(9, 0))
+    count, _ = cuda.compile_ptx(kernels._judge.py_func, (words, words, counts), cc=(9, 0))
     assert "st.u64" in fill
     assert "ld.u64" in count
 
@@ -53,10 +53,10 @@ def test_fill_writes_what_content_says_and_count_finds_every_change(kernels, blo
     with driver.activate(0):
         stream = driver.stream_create()
         put()
-        judge = kernels.ContentKernels(records, stream)
-        judge.fill(named, ids, positions)
-        judge.count(named, ids, positions)
-        assert judge.mismatched() == 0
+        content = kernels.ContentKernels(records, stream)
+        content.fill(named, ids, positions)
+        content.judge(named, ids, positions)
+        assert content.mismatches() == 0
         driver.copy_now(image.ctypes.data, memory.address, image.nbytes)
         for layer in range(layers):
             for block, hash_id, position in zip(named, ids, positions, strict=True):
@@ -67,6 +67,6 @@ def test_fill_writes_what_content_says_and_count_finds_every_change(kernels, blo
         image[1, 0, block_bytes - 1] ^= 1
         image[2, 4, 0] ^= 128
         put()
-        judge.count(named, ids, positions)
-        assert judge.mismatched() == 2
+        content.judge(named, ids, positions)
+        assert content.mismatches() == 2
         driver.stream_destroy(stream)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from numba_kvswap.replay.models import MODELS, LayerShape, model_named
+from numba_kvswap.replay.models import MODELS, BlockShape, model_named
 
 
 @pytest.mark.parametrize(
@@ -19,22 +19,21 @@ from numba_kvswap.replay.models import MODELS, LayerShape, model_named
     ],
 )
 def test_the_known_models(name, tp, lists, layers, block_shape, bytes_a_token):
-    shapes = MODELS[name].layer_shapes(block_tokens=16, tp=tp)
+    shapes = MODELS[name].block_shapes(block_tokens=16, tp=tp)
     assert [(shape.name, shape.layer) for shape in shapes] == [(n, layer) for n in lists for layer in range(layers)]
     assert {shape.block_shape for shape in shapes} == {block_shape}
     assert {shape.dtype for shape in shapes} == {"bfloat16"}
     assert sum(shape.block_bytes for shape in shapes) == 16 * bytes_a_token
-    assert MODELS[name].block_bytes(16, tp) == 16 * bytes_a_token
 
 
 def test_tiny_is_small_at_the_default_block():
-    shapes = model_named("tiny").layer_shapes(block_tokens=512)
-    assert shapes[0] == LayerShape("k", 0, (1, 512, 1), "uint8", 512)
+    shapes = model_named("tiny").block_shapes(block_tokens=512)
+    assert shapes[0] == BlockShape("k", 0, (1, 512, 1), "uint8", 512)
     assert [(shape.name, shape.layer) for shape in shapes] == [("k", 0), ("k", 1), ("v", 0), ("v", 1)]
 
 
 def test_layers_may_be_overridden():
-    assert [s.layer for s in model_named("deepseek-v3").layer_shapes(64, layers=3)] == [0, 1, 2]
+    assert [s.layer for s in model_named("deepseek-v3").block_shapes(64, layers=3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_layers_may_be_overridden():
 )
 def test_geometry_that_cannot_be(name, arguments, says):
     with pytest.raises(ValueError, match=says):
-        model_named(name).layer_shapes(**({"block_tokens": 512} | arguments))
+        model_named(name).block_shapes(**({"block_tokens": 512} | arguments))
 
 
 def test_an_unknown_model_names_the_known_ones():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numba_kvswap.replay.tiers import Moves, TwoTierCache, each_block
+from numba_kvswap.replay.tiers import Moves, Placement, each_block
 from numba_kvswap.replay.trace import read_trace
 
 MOONCAKE = Path(__file__).parents[3] / "shared/data/mooncake/conversation_trace.jsonl"
@@ -103,7 +103,7 @@ class Contents:
         for hash_id, blocks in zip(moves.computed_ids.tolist(), moves.computed_device.tolist(), strict=True):
             self.device.update({block: (hash_id, p) for p, block in enumerate(blocks)})
 
-    def check(self, cache: TwoTierCache) -> None:
+    def check(self, cache: Placement) -> None:
         for held, pair in ((self.device, cache.device_blocks_by_id()), (self.host, cache.host_blocks_by_id())):
             for hash_id, blocks in residents(pair):
                 assert [held[block] for block in blocks] == [(hash_id, p) for p in range(len(blocks))]
@@ -122,7 +122,7 @@ def replays(draw):
 @given(replays())
 def test_every_move_is_the_naive_models_and_the_batches_leave_the_right_contents(replay):
     device_blocks, host_blocks, blocks_per_id, requests = replay
-    cache, naive = (kind(device_blocks, host_blocks, blocks_per_id) for kind in (TwoTierCache, NaiveCache))
+    cache, naive = (kind(device_blocks, host_blocks, blocks_per_id) for kind in (Placement, NaiveCache))
     contents = Contents()
     for hash_ids in requests:
         moves = cache.place(hash_ids)
@@ -133,7 +133,7 @@ def test_every_move_is_the_naive_models_and_the_batches_leave_the_right_contents
         contents.check(cache)
 
 
-def moves_of(cache: TwoTierCache, *requests: list[int]) -> dict[str, list]:
+def moves_of(cache: Placement, *requests: list[int]) -> dict[str, list]:
     """The moves of the last request."""
     for hash_ids in requests:
         moves = cache.place(hash_ids)
@@ -141,20 +141,20 @@ def moves_of(cache: TwoTierCache, *requests: list[int]) -> dict[str, list]:
 
 
 def test_fresh_blocks_are_used_from_zero_up():
-    assert moves_of(TwoTierCache(4, 4), [7, 5])["computed"] == [(7, [0]), (5, [1])]
+    assert moves_of(Placement(4, 4), [7, 5])["computed"] == [(7, [0]), (5, [1])]
 
 
 def test_what_the_device_holds_does_not_move():
-    assert moves_of(TwoTierCache(4, 4), [7, 5], [5, 7]) == {"out": [], "in": [], "computed": []}
+    assert moves_of(Placement(4, 4), [7, 5], [5, 7]) == {"out": [], "in": [], "computed": []}
 
 
 def test_the_least_recently_used_leaves_and_its_block_is_used_next():
-    moves = moves_of(TwoTierCache(2, 4), [1, 2], [1], [3])
+    moves = moves_of(Placement(2, 4), [1, 2], [1], [3])
     assert moves == {"out": [(2, [1], [0])], "in": [], "computed": [(3, [1])]}
 
 
 def test_an_id_comes_back_from_the_host_and_stays_there():
-    cache = TwoTierCache(1, 4)
+    cache = Placement(1, 4)
     assert moves_of(cache, [1], [2], [1]) == {"out": [(2, [0], [1])], "in": [(1, [0], [0])], "computed": []}
     # The host still holds 1, so it leaves the device without a swap out.
     assert moves_of(cache, [2]) == {"out": [], "in": [(2, [1], [0])], "computed": []}
@@ -162,17 +162,17 @@ def test_an_id_comes_back_from_the_host_and_stays_there():
 
 
 def test_an_id_that_the_request_names_later_does_not_leave():
-    assert moves_of(TwoTierCache(2, 4), [1, 2], [3, 1])["out"] == [(2, [1], [0])]
+    assert moves_of(Placement(2, 4), [1, 2], [3, 1])["out"] == [(2, [1], [0])]
 
 
 def test_the_host_drops_its_least_recently_used_but_not_a_named_one():
     # The host holds 1 and 2. The request names 1, so 2 makes room for 3.
-    moves = moves_of(TwoTierCache(1, 2), [1], [2], [3], [1])
+    moves = moves_of(Placement(1, 2), [1], [2], [3], [1])
     assert moves == {"out": [(3, [0], [1])], "in": [(1, [0], [0])], "computed": []}
 
 
 def test_a_named_id_looked_past_keeps_its_place_on_the_host():
-    cache = TwoTierCache(2, 2)
+    cache = Placement(2, 2)
     for hash_ids in ([1, 2], [3, 4], [1, 3]):
         cache.place(hash_ids)
     assert residents(cache.host_blocks_by_id())[-1][0] == 1
@@ -183,34 +183,34 @@ def test_a_named_id_looked_past_keeps_its_place_on_the_host():
 
 
 def test_what_leaves_is_lost_where_the_host_has_no_block_to_give():
-    assert moves_of(TwoTierCache(1, 0), [1], [2], [1]) == {"out": [], "in": [], "computed": [(1, [0])]}
-    assert moves_of(TwoTierCache(1, 1), [1], [2], [1]) == {"out": [], "in": [(1, [0], [0])], "computed": []}
+    assert moves_of(Placement(1, 0), [1], [2], [1]) == {"out": [], "in": [], "computed": [(1, [0])]}
+    assert moves_of(Placement(1, 1), [1], [2], [1]) == {"out": [], "in": [(1, [0], [0])], "computed": []}
 
 
 def test_a_host_block_named_twice_by_one_request_ends_with_the_last():
-    cache = TwoTierCache(2, 1)
+    cache = Placement(2, 1)
     moves = moves_of(cache, [1, 2], [3, 4])
     assert moves["out"] == [(1, [0], [0]), (2, [1], [0])]
     assert residents(cache.host_blocks_by_id()) == [(2, [0])]
 
 
 def test_a_request_is_cut_to_the_distinct_ids_that_the_device_can_hold():
-    assert moves_of(TwoTierCache(2, 4), [1, 1, 2, 1, 3, 4])["computed"] == [(1, [0]), (2, [1])]
-    assert moves_of(TwoTierCache(17, 4, blocks_per_id=8), [1, 2, 3])["computed"] == [
+    assert moves_of(Placement(2, 4), [1, 1, 2, 1, 3, 4])["computed"] == [(1, [0]), (2, [1])]
+    assert moves_of(Placement(17, 4, blocks_per_id=8), [1, 2, 3])["computed"] == [
         (1, list(range(8))),
         (2, list(range(8, 16))),
     ]
 
 
 def test_an_id_named_twice_is_moved_once_and_is_as_recent_as_its_last_mention():
-    cache = TwoTierCache(3, 4)
+    cache = Placement(3, 4)
     assert moves_of(cache, [1, 2, 1])["computed"] == [(1, [0]), (2, [1])]
     assert residents(cache.device_blocks_by_id()) == [(2, [1]), (1, [0])]
 
 
 def test_the_blocks_of_an_id_are_placed_one_by_one():
     # One block is spare: 2 takes it and what 1 freed, the block freed last first.
-    moves = moves_of(TwoTierCache(3, 4, blocks_per_id=2), [1], [2])
+    moves = moves_of(Placement(3, 4, blocks_per_id=2), [1], [2])
     assert moves == {"out": [(1, [0, 1], [0, 1])], "in": [], "computed": [(2, [1, 0])]}
 
 
@@ -221,7 +221,7 @@ def test_each_block_has_its_id_and_position():
 
 
 def test_an_empty_request_gives_empty_int64_arrays():
-    moves = TwoTierCache(8, 8, blocks_per_id=8).place([])
+    moves = Placement(8, 8, blocks_per_id=8).place([])
     assert moves.computed_device.shape == (0, 8)
     for name in Moves.__slots__:
         array = getattr(moves, name)
@@ -240,12 +240,12 @@ def test_an_empty_request_gives_empty_int64_arrays():
 )
 def test_sizes_that_cannot_be(arguments, says):
     with pytest.raises(ValueError, match=says):
-        TwoTierCache(*arguments)
+        Placement(*arguments)
 
 
 def test_looking_past_named_ids_is_not_quadratic():
     ids = 20_000
-    cache = TwoTierCache(2 * ids, 2 * ids)
+    cache = Placement(2 * ids, 2 * ids)
     cache.place(range(ids))
     cache.place(range(ids, 2 * ids))
     started = time.perf_counter()
@@ -268,7 +268,7 @@ def merged_runs(source: np.ndarray, target: np.ndarray) -> int:
 @pytest.mark.skipif(not MOONCAKE.exists(), reason=f"the Mooncake conversation trace is not at {MOONCAKE}")
 @pytest.mark.parametrize(("blocks_per_id", "runs_out", "runs_in"), [(1, 196_447, 34_908), (8, 1_030_128, 186_351)])
 def test_the_counts_of_the_mooncake_trace(blocks_per_id, runs_out, runs_in):
-    cache = TwoTierCache(1000 * blocks_per_id, 8000 * blocks_per_id, blocks_per_id)
+    cache = Placement(1000 * blocks_per_id, 8000 * blocks_per_id, blocks_per_id)
     counts = np.zeros(5, dtype=np.int64)
     for request in read_trace(MOONCAKE):
         moves = cache.place(request.hash_ids)

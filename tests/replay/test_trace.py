@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from numba_kvswap.replay import trace
-from numba_kvswap.replay.tiers import TwoTierCache
+from numba_kvswap.replay.tiers import Placement
 from numba_kvswap.replay.trace import Request, made_trace, read_trace
 
 MOONCAKE = Path(__file__).parents[3] / "shared/data/mooncake/conversation_trace.jsonl"
@@ -160,7 +160,7 @@ def test_a_made_trace_has_the_form_of_a_real_one(tmp_path):
 
 
 def test_a_made_trace_hits_both_tiers_and_overflows_both():
-    cache = TwoTierCache(device_blocks=1000, host_blocks=8000, blocks_per_id=1)
+    cache = Placement(device_blocks=1000, host_blocks=8000, blocks_per_id=1)
     asked = swapped_out = swapped_in = computed = 0
     seen_ids: set[int] = set()
     for request in made_trace(0, 2000):

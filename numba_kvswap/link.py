@@ -35,7 +35,7 @@ class Link:
 def measure_link(driver: Driver, stream: int, size_bytes: int, repeats: int) -> Link:
     """Needs the current context of device 0. Raises KVSwapDriverError."""
     device = DriverMemory(driver, 0, size_bytes, "device")
-    host = DriverMemory(driver, 0, size_bytes, "pinned")
+    host = DriverMemory(driver, 0, size_bytes, "host")
     ways = ((host.address, device.address), (device.address, host.address))
     try:
         # The first of each is dropped: it wakes the link up.

@@ -23,6 +23,8 @@ from numba_kvswap.replay.content import GAMMA_U64, block_start, mixed
 
 _THREADS = 256
 _TABLES_MAX = 64
+
+HOW_TO_GET_KERNELS = "pip install 'numba-kvswap[cu13]', or [cu12] for a CUDA 12 driver, with NumPy below 2.5"
 _WORD_BYTES = np.uint64(8)
 _BYTE_BITS = np.uint64(8)
 
@@ -58,15 +60,28 @@ _load_word, _load_byte = _load(64, types.uint64), _load(8, types.uint8)
 _store_word, _store_byte = _store(64, types.uint64), _store(8, types.uint8)
 
 
-@cuda.jit  # type: ignore[untyped-decorator]
-def _fill(layers: Any, blocks: Any) -> None:
-    """One CUDA block a KV block and layer. layers: uint64 [layers, 3]; blocks: uint64 [3, blocks]; see below."""
+@cuda.jit(device=True)  # type: ignore[untyped-decorator]
+def _this_block(layers: Any, blocks: Any) -> Any:
+    """Address and bytes of the block that this CUDA block works on, and where its content starts.
+
+    layers: uint64 [layers, 3]: address, block stride, block bytes. blocks: uint64 [3, blocks]: block, id, position.
+    """
     block, layer = cuda.blockIdx.x, cuda.blockIdx.y
     address = layers[layer, 0] + blocks[0, block] * layers[layer, 1]
-    size = layers[layer, 2]
-    start = block_start(blocks[1, block], np.uint64(layer), blocks[2, block])
+    return address, layers[layer, 2], block_start(blocks[1, block], np.uint64(layer), blocks[2, block])
+
+
+@cuda.jit(device=True)  # type: ignore[untyped-decorator]
+def _word_at(start: Any, w: Any) -> Any:
+    return mixed(start + (np.uint64(w) + np.uint64(1)) * GAMMA_U64)
+
+
+@cuda.jit  # type: ignore[untyped-decorator]
+def _fill(layers: Any, blocks: Any) -> None:
+    """One CUDA block a KV block and layer: write what it must hold."""
+    address, size, start = _this_block(layers, blocks)
     for w in range(cuda.threadIdx.x, (size + np.uint64(7)) // _WORD_BYTES, cuda.blockDim.x):
-        word = mixed(start + (np.uint64(w) + np.uint64(1)) * GAMMA_U64)
+        word = _word_at(start, w)
         at = address + np.uint64(w) * _WORD_BYTES
         left = size - np.uint64(w) * _WORD_BYTES
         if left >= _WORD_BYTES and at % _WORD_BYTES == 0:
@@ -78,15 +93,12 @@ def _fill(layers: Any, blocks: Any) -> None:
 
 
 @cuda.jit  # type: ignore[untyped-decorator]
-def _count(layers: Any, blocks: Any, mismatched: Any) -> None:
-    """As `_fill`, but adds 1 to mismatched[0] for each block and layer that differs in any byte."""
-    block, layer = cuda.blockIdx.x, cuda.blockIdx.y
-    address = layers[layer, 0] + blocks[0, block] * layers[layer, 1]
-    size = layers[layer, 2]
-    start = block_start(blocks[1, block], np.uint64(layer), blocks[2, block])
+def _judge(layers: Any, blocks: Any, mismatches: Any) -> None:
+    """One CUDA block a KV block and layer: add 1 to mismatches[0] if it differs in any byte."""
+    address, size, start = _this_block(layers, blocks)
     differs = 0
     for w in range(cuda.threadIdx.x, (size + np.uint64(7)) // _WORD_BYTES, cuda.blockDim.x):
-        word = mixed(start + (np.uint64(w) + np.uint64(1)) * GAMMA_U64)
+        word = _word_at(start, w)
         at = address + np.uint64(w) * _WORD_BYTES
         left = size - np.uint64(w) * _WORD_BYTES
         if left >= _WORD_BYTES and at % _WORD_BYTES == 0:
@@ -98,7 +110,7 @@ def _count(layers: Any, blocks: Any, mismatched: Any) -> None:
                     differs = 1
                 word >>= _BYTE_BITS
     if cuda.syncthreads_or(differs) and cuda.threadIdx.x == 0:
-        cuda.atomic.add(mismatched, 0, 1)
+        cuda.atomic.add(mismatches, 0, 1)
 
 
 def why_no_kernels() -> str:
@@ -124,20 +136,20 @@ class ContentKernels:
         self._in_use: list[Any] = []
         self._stream = cuda.external_stream(stream)
         self._layers = cuda.to_device(np.array(records, np.uint64), self._stream)
-        self._mismatched = cuda.to_device(np.zeros(1, np.int64), self._stream)
+        self._mismatches = cuda.to_device(np.zeros(1, np.int64), self._stream)
         self._stream.synchronize()
 
     def fill(self, block_ids: npt.ArrayLike, ids: npt.ArrayLike, positions: npt.ArrayLike) -> None:
         """Queue the writing of block ``block_ids[k]``, in all layers, as position ``positions[k]`` of ``ids[k]``."""
         self._launch(_fill, (block_ids, ids, positions))
 
-    def count(self, block_ids: npt.ArrayLike, ids: npt.ArrayLike, positions: npt.ArrayLike) -> None:
-        """Queue the comparison of the same; `mismatched` adds up."""
-        self._launch(_count, (block_ids, ids, positions), self._mismatched)
+    def judge(self, block_ids: npt.ArrayLike, ids: npt.ArrayLike, positions: npt.ArrayLike) -> None:
+        """Queue the comparison of the same; `mismatches` adds up."""
+        self._launch(_judge, (block_ids, ids, positions), self._mismatches)
 
-    def mismatched(self) -> int:
+    def mismatches(self) -> int:
         """Blocks and layers found different so far. Waits for the stream."""
-        counted = self._mismatched.copy_to_host(stream=self._stream)
+        counted = self._mismatches.copy_to_host(stream=self._stream)
         self._stream.synchronize()
         return int(counted[0])
 

@@ -1,0 +1,58 @@
+"""Integers from outside: single ones, and lists of block ids, checked for being integers at all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int64]
+
+#: No cache has that many blocks, and int64 holds every id below it.
+NO_BOUND = 1 << 63
+
+
+def check_integer(value: object, name: str) -> int:
+    """`value` as a Python integer; TypeError for bool, float, None and the rest."""
+    if isinstance(value, (bool, np.bool_, np.timedelta64)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} is {value!r}; expected an integer; convert it with int() if that is meant")
+    return int(value)
+
+
+def as_ids(ids: Iterable[Any], side: str) -> npt.NDArray[Any]:
+    """A fresh int64 array of the ids; of dtype object where one is beyond 63 bits, for `check_range` to name.
+
+    Raises TypeError for anything but a one-dimensional sequence of integers in host memory.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(ids, torch.Tensor):
+        if ids.device.type != "cpu":
+            raise TypeError(f"{side} ids lie on {ids.device}; expected them in host memory; pass ids.cpu()")
+        if not (ids.is_floating_point() or ids.is_complex()):
+            ids = ids.detach().numpy()
+    if type(ids) is np.ndarray and ids.ndim == 1 and ids.dtype.kind in "iu":
+        too_large = ids.dtype.kind == "u" and ids.itemsize == 8 and ids.size and ids.max() >= NO_BOUND
+        return ids.astype(object if too_large else np.int64)
+    # Of dates, tolist makes integers.
+    dated = isinstance(ids, np.ndarray) and ids.dtype.kind in "mM"
+    listed = ids.tolist() if hasattr(ids, "tolist") and not dated else list(ids)
+    if not isinstance(listed, list):
+        raise TypeError(f"{side} ids are {ids!r}; expected a one-dimensional sequence of integers")
+    if set(map(type, listed)) - {int}:
+        listed = [check_integer(value, f"{side} id at position {i}") for i, value in enumerate(listed)]
+    try:
+        return np.fromiter(listed, np.int64, len(listed))
+    except OverflowError:
+        return np.array(listed, object)
+
+
+def check_range(ids: npt.NDArray[Any], bound: int, side: str) -> None:
+    """IndexError, naming position, id, side and bound, unless 0 <= id < bound for every id."""
+    if ids.size == 0 or (ids.min() >= 0 and ids.max() < bound):
+        return
+    position = int(np.flatnonzero((ids < 0) | (ids >= bound))[0])
+    expected = f"0 <= id < {bound}" if bound < NO_BOUND else "0 or more, and less than its side has blocks"
+    raise IndexError(f"position {position}: {side} id {ids[position]}; expected {expected}")
