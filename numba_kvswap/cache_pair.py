@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_kvswap.caches import DeviceCache, HostCache
-from numba_kvswap.layers import Layer, check_same_layers, check_writable
+from numba_kvswap.layers import Layer, check_pinned_memory, check_same_layers, check_writable
 
 Direction = Literal["out", "in"]
 Words = npt.NDArray[np.uint64]
@@ -40,7 +40,9 @@ class CachePair:
         self.device_cache, self.host_cache = device_cache, host_cache
         self.driver = device_cache.driver
         with self.driver.activate(device_cache.device):
-            host_allocations = host_cache.check_pinned(self.driver)
+            host_allocations = check_pinned_memory(host_cache.layers, self.driver)
+        #: What keeps the memory of both caches alive.
+        self.owners = tuple(layer.owner for cache in (device_cache, host_cache) for layer in cache.layers)
         self.groups = self._grouped(host_allocations)
 
     @property
@@ -50,13 +52,8 @@ class CachePair:
 
     def check_target(self, direction: Direction) -> None:
         """ValueError where a layer that would be written is read-only; also where the host pool is closed."""
-        side, cache = ("host", self.host_cache) if direction == "out" else ("device", self.device_cache)
-        _ = self.host_cache.layers  # raises where it is closed
-        check_writable(cache.layers, side)
-
-    def memory_owners(self) -> list[object]:
-        """What keeps the memory of both caches alive."""
-        return [layer.owner for cache in (self.device_cache, self.host_cache) for layer in cache.layers]
+        self.host_cache.check_open()
+        check_writable(self.host_cache.layers if direction == "out" else self.device_cache.layers)
 
     def _grouped(self, host_allocations: tuple[int, ...]) -> LayerGroups:
         device, host = self.device_cache.layers, self.host_cache.layers
@@ -71,8 +68,8 @@ class CachePair:
         for index in range(1, len(device)):
             group = groups[-1]
             spacing = (device[index].address - device[index - 1].address, host[index].address - host[index - 1].address)
-            even = self._spans(group.first, spacing) if group.layers == 1 else spacing == group.spacing
-            if even and kinds[index] == kinds[group.first]:
+            even = group.layers == 1 or spacing == group.spacing
+            if even and kinds[index] == kinds[group.first] and self._spans(group, spacing):
                 group.layers, group.spacing = group.layers + 1, spacing
             else:
                 groups.append(_Group(first=index))
@@ -83,12 +80,22 @@ class CachePair:
             layers=np.array([group.layers for group in groups], np.int64),
         )
 
-    def _spans(self, first: int, spacing: tuple[int, int]) -> bool:
-        """Whether rows at this spacing can be one 2-D copy: ascending, apart, within the driver's largest pitch."""
-        device, host = self.device_cache.layers[first], self.host_cache.layers[first]
-        dense = device.block_stride_bytes == host.block_stride_bytes == device.block_bytes
-        widths = (device.extent_bytes, host.extent_bytes) if dense else (device.block_bytes, device.block_bytes)
-        return all(width <= pitch <= self.driver.pitch_bytes_max for width, pitch in zip(widths, spacing, strict=True))
+    def _spans(self, group: _Group, spacing: tuple[int, int]) -> bool:
+        """Whether a 2-D copy can have one row more than `group` has layers, at this spacing.
+
+        Its rows must ascend, lie apart and keep within the driver's largest pitch. A row is as wide as a run: up to
+        a whole layer where blocks are dense on both sides, else one block. Layers that overlap stay apart, since then
+        the order of the copies matters: each must end before the next begins, or all lie within one block stride.
+        """
+        pairs = zip((self.device_cache.layers[group.first], self.host_cache.layers[group.first]), spacing, strict=True)
+        return all(
+            pitch <= self.driver.pitch_bytes_max
+            and (
+                pitch >= layer.extent_bytes
+                or (pitch >= layer.block_bytes and group.layers * pitch + layer.block_bytes <= layer.block_stride_bytes)
+            )
+            for layer, pitch in pairs
+        )
 
 
 @dataclass

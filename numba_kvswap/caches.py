@@ -11,9 +11,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from numba_kvswap.driver import Driver, cuda_driver
-from numba_kvswap.interop import check_integer, device_layers, flat, host_layers, simulated_driver_of
-from numba_kvswap.layers import Layer, LayerBytes, check_device_memory, check_layers, check_pinned_memory
+from numba_kvswap.driver import Driver, KVSwapDriverError
+from numba_kvswap.ids import check_integer
+from numba_kvswap.interop import device_layers, flat, host_layers
+from numba_kvswap.layers import Layer, LayerBytes, check_device_memory, check_layers, name_fault
 from numba_kvswap.memory import DriverMemory
 
 Layout = Literal["block_major", "layer_major"]
@@ -35,14 +36,11 @@ class DeviceCache:
     """
 
     def __init__(self, *layer_lists: Iterable[Any]) -> None:
-        arrays = flat(layer_lists)
-        layers, device = device_layers(arrays)
-        self._fill(layers, device, simulated_driver_of(arrays))
+        self._fill(*device_layers(flat(layer_lists)))
 
-    def _fill(self, layers: list[Layer], device: int, driver: Driver | None) -> None:
+    def _fill(self, layers: list[Layer], device: int, driver: Driver) -> None:
         check_layers(layers, "device")
-        self.driver = driver or cuda_driver()
-        self.device = device
+        self.driver, self.device = driver, device
         self.layers = tuple(layers)
         with self.driver.activate(device):
             self.allocations = check_device_memory(layers, device, self.driver)
@@ -59,18 +57,29 @@ class DeviceCache:
     ) -> DeviceCache:
         """A cache of its own memory: layer i holds `blocks` blocks of ``block_bytes[i]`` bytes, uninitialised.
 
-        Each layer is an allocation of its own, as serving engines make them. The memory is freed when the
-        cache and every transfer that uses it are gone.
+        Each layer is an allocation of its own, as serving engines make them. The memory is freed once nobody holds
+        the cache and no transfer that uses it is under way; the library lets go of a landed transfer at its `wait`,
+        or else at the next swap on this driver.
+
+        Raises TypeError or ValueError for arguments that make no cache, KVSwapDriverError where the memory is not
+        to be had.
         """
-        layers = []
+        blocks = _checked_blocks(blocks)
+        if fault := name_fault(dtype):
+            raise TypeError(f"dtype is {dtype!r}, which {fault}; expected the name of a whole-byte dtype")
+        for index, size in enumerate(block_bytes):
+            if check_integer(size, f"block_bytes[{index}]") < 1:
+                raise ValueError(f"block_bytes[{index}] is {size}; expected 1 or more")
+        layers: list[Layer] = []
         for size in block_bytes:
             memory = DriverMemory(driver, device, blocks * size, "device")
-            layers.append(Layer(memory.address, blocks, size, size, dtype, True, memory))
+            name = f"device layer {len(layers)}"
+            layers.append(Layer(memory.address, blocks, size, size, dtype, owner=memory, name=name))
         return cls.of_layers(layers, device, driver)
 
     @classmethod
-    def of_layers(cls, layers: list[Layer], device: int, driver: Driver | None) -> DeviceCache:
-        """A cache of ready records; `driver` None is the real one."""
+    def of_layers(cls, layers: list[Layer], device: int, driver: Driver) -> DeviceCache:
+        """A cache of ready records."""
         cache = cls.__new__(cls)
         cache._fill(layers, device, driver)
         return cache
@@ -102,12 +111,13 @@ class HostCache:
     """
 
     def __init__(self, *layer_lists: Iterable[Any]) -> None:
-        self._fill(host_layers(flat(layer_lists)), None)
+        self._fill(host_layers(flat(layer_lists)))
 
-    def _fill(self, layers: list[Layer], memory: DriverMemory | None) -> None:
+    def _fill(self, layers: list[Layer], memory: DriverMemory | None = None) -> None:
         check_layers(layers, "host")
         self._layers = tuple(layers)
         self._memory = memory
+        self._closed = False
         self._views: weakref.WeakSet[LayerBytes] = weakref.WeakSet()
 
     @classmethod
@@ -118,17 +128,15 @@ class HostCache:
             layer's blocks, [layers, blocks, block bytes].
 
         The memory is pinned for every context (portable) and mapped. It is freed by `close`, at the end of a
-        ``with`` block, or when the cache, its views and every transfer that uses it are gone.
+        ``with`` block, or as a device cache's own memory is.
 
         Raises TypeError or ValueError for arguments like these, KVSwapDriverError where the memory is not to
         be had.
         """
-        blocks = check_integer(blocks, "blocks")
-        if blocks < 0:
-            raise ValueError(f"blocks is {blocks}; expected 0 or more")
+        blocks = _checked_blocks(blocks)
         if layout not in ("block_major", "layer_major"):
             raise ValueError(f"layout is {layout!r}; expected 'block_major' or 'layer_major'")
-        memory = DriverMemory(like.driver, like.device, blocks * like.block_bytes, "pinned")
+        memory = DriverMemory(like.driver, like.device, blocks * like.block_bytes, "host")
         before = [0, *accumulate(layer.block_bytes for layer in like.layers)]
         layers = [
             Layer(
@@ -138,29 +146,32 @@ class HostCache:
                 block_stride_bytes=like.block_bytes if layout == "block_major" else layer.block_bytes,
                 dtype=layer.dtype,
                 owner=memory,
+                name=f"host layer {index}",
             )
-            for offset, layer in zip(before, like.layers, strict=False)
+            for index, (offset, layer) in enumerate(zip(before, like.layers, strict=False))
         ]
+        return cls.of_layers(layers, memory)
+
+    @classmethod
+    def of_layers(cls, layers: list[Layer], memory: DriverMemory | None = None) -> HostCache:
+        """A cache of ready records, e.g. of raw addresses; `memory` is what it owns and closes."""
         cache = cls.__new__(cls)
         cache._fill(layers, memory)
         return cache
 
-    @classmethod
-    def of_layers(cls, layers: list[Layer]) -> HostCache:
-        """A cache of ready records, e.g. of raw addresses."""
-        cache = cls.__new__(cls)
-        cache._fill(layers, None)
-        return cache
-
     @property
     def layers(self) -> tuple[Layer, ...]:
+        self.check_open()
+        return self._layers
+
+    def check_open(self) -> None:
+        """ValueError where the cache is closed."""
         if self.closed:
             raise ValueError("this HostCache is closed; allocate another")
-        return self._layers
 
     @property
     def closed(self) -> bool:
-        return self._memory is not None and self._memory.address == 0
+        return self._closed
 
     @property
     def blocks(self) -> int:
@@ -170,10 +181,6 @@ class HostCache:
     def block_bytes(self) -> int:
         """Bytes of one block over all layers."""
         return sum(layer.block_bytes for layer in self._layers)
-
-    def check_pinned(self, driver: Driver) -> tuple[int, ...]:
-        """Where each layer's allocation starts; ValueError where a layer is not, whole, in pinned memory."""
-        return check_pinned_memory(self.layers, driver)
 
     def layer(self, index: int) -> npt.NDArray[np.uint8]:
         """Layer `index` as bytes [blocks, block bytes], sharing the memory.
@@ -186,16 +193,25 @@ class HostCache:
         return np.asarray(view)
 
     def close(self) -> None:
-        """Wait for the transfers that use this pool, then free it. A second call does nothing.
+        """Wait for the transfers that use this pool, then free it. A call after one that succeeded does nothing.
 
-        Raises BufferError while views made by `layer` are alive: they would point to freed memory. Arrays
-        passed in by the user stay the user's, and are let alone.
+        A swap in another thread either comes first, and is waited for, or finds the pool closed. Arrays passed in by
+        the user stay the user's, and are let alone.
+
+        Raises:
+            BufferError: views made by `layer` are alive; they would point to freed memory.
+            KVSwapDriverError: the driver failed, or cannot say that a transfer has ended. The memory is kept; call
+                again.
         """
-        if self._memory is None or self.closed:
+        if self._memory is None or not self._memory.address:
             return
         if len(self._views):
             raise BufferError(f"{len(self._views)} views of this pool's layers are alive; delete them, then close")
-        self._memory.driver.in_flight.wait_for(self._memory)
+        self._closed = True  # first: a swap looks at this after it has made itself known
+        if not self._memory.driver.in_flight.wait_for(self._memory):
+            raise KVSwapDriverError(
+                "cuEventSynchronize", "unknown", advice="a transfer may still use this pool; its memory is kept"
+            )
         self._memory.close()
 
     def __enter__(self) -> HostCache:
@@ -204,7 +220,8 @@ class HostCache:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None or not len(self._views):  # an error under way matters more than a view left alive
+            self.close()
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ""
@@ -212,3 +229,10 @@ class HostCache:
             f"HostCache({len(self._layers)} layers, {self.blocks} blocks of {self.block_bytes} bytes over all "
             f"layers{state})"
         )
+
+
+def _checked_blocks(blocks: object) -> int:
+    checked = check_integer(blocks, "blocks")
+    if checked < 0:
+        raise ValueError(f"blocks is {checked}; expected 0 or more")
+    return checked

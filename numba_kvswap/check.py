@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
-from numba_kvswap.testing import OP_FAULTS, SWAPPER_FAULTS, Engine, SwapCase, compare, make_case, snippet
+from numba_kvswap.testing import Engine, SwapCase, compare, faults_of, make_case, snippet
 
 # Two in five calls are wrong in some way: the order of checks deserves as much search as the copying.
 _INVALID_SHARE = 0.4
@@ -42,12 +42,12 @@ def check(engine: Engine, examples: int, seed: int) -> tuple[CheckReport, str]:
     started = time.perf_counter()
     for _ in tqdm(range(examples), unit=" swaps", disable=None):
         case = random_case(generator)
-        found, refused = compare(engine, case)
+        comparison = compare(engine, case)
         report.examples += 1
-        report.invalid_examples += refused
-        if found:
+        report.invalid_examples += comparison.refused
+        if comparison.difference:
             report.mismatches += 1
-            first_mismatch = first_mismatch or f"# {found}\n{snippet(engine.name, case)}"
+            first_mismatch = first_mismatch or f"# {comparison.difference}\n{snippet(engine.name, case)}"
     report.seconds = time.perf_counter() - started
     return report, first_mismatch
 
@@ -57,5 +57,4 @@ def random_case(generator: random.Random) -> SwapCase:
     case = make_case(generator.randint)
     if generator.random() >= _INVALID_SHARE:
         return case
-    faults = OP_FAULTS if case.entry == "op" else SWAPPER_FAULTS
-    return dataclasses.replace(case, fault=generator.choice(faults))
+    return dataclasses.replace(case, fault=generator.choice(faults_of(case)))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 
-from numba_kvswap.driver import Driver, KVSwapDriverError
+from numba_kvswap.driver import Driver
 
 
 class Event:
@@ -39,5 +38,4 @@ class Event:
 
     def __del__(self) -> None:
         if self._handle and not sys.is_finalizing():
-            with contextlib.suppress(KVSwapDriverError):
-                self._driver.event_destroy(self._handle)
+            self._driver.discard_event(self._handle)

@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from numba_kvswap.driver import Driver, SimulatedArray, SimulatedStream
+from numba_kvswap.driver import Driver, SimulatedArray, SimulatedStream, cuda_driver
 from numba_kvswap.layers import ArrayFacts, Layer, dtype_fault, layer_of, name_fault
-
-
-def check_integer(value: object, name: str) -> int:
-    """`value` as a Python integer; TypeError for bool, float, None and the rest."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} is {value!r}; expected an integer; convert it with int() if that is meant")
-    return int(value)
 
 
 def array_facts(array: object, where: str) -> ArrayFacts:
@@ -45,8 +39,8 @@ def flat(layer_lists: Iterable[Iterable[Any]]) -> list[Any]:
     return [array for layers in layer_lists for array in layers]
 
 
-def device_layers(arrays: Sequence[Any], side: str = "device") -> tuple[list[Layer], int]:
-    """Records of device arrays, and the ordinal of the one device that holds them all.
+def device_layers(arrays: Sequence[Any], side: str = "device") -> tuple[list[Layer], int, Driver]:
+    """Records of device arrays, the ordinal of the one device that holds them all, and its driver.
 
     Raises TypeError for arrays in host memory, ValueError where the arrays lie on several devices.
     """
@@ -58,10 +52,19 @@ def device_layers(arrays: Sequence[Any], side: str = "device") -> tuple[list[Lay
                 f"{side} layer {index} is {type(array).__name__} in host memory; expected an array on the device"
             )
         layers.append(layer_of(facts, f"{side} layer {index}"))
-        devices.append(facts.device)
-    if len(set(devices)) > 1:
-        raise ValueError(f"{side} layers lie on devices {sorted(set(devices))}; expected one device")
-    return layers, devices[0] if devices else 0
+        devices.append((_driver_of(array), facts.device))
+    places = list(dict.fromkeys(devices))
+    if not places:
+        raise ValueError(f"the {side} cache has no layers; expected one array a layer")
+    if len(places) > 1:
+        names = ", ".join(f"{driver.name} device {ordinal}" for driver, ordinal in places)
+        raise ValueError(f"the {side} layers lie on different devices or drivers: {names}; expected all on one device")
+    driver, device = places[0]
+    return layers, device, driver
+
+
+def _driver_of(array: object) -> Driver:
+    return array.simulated_device.driver if isinstance(array, SimulatedArray) else cuda_driver()
 
 
 def host_layers(arrays: Sequence[Any]) -> list[Layer]:
@@ -78,20 +81,9 @@ def host_facts(array: object, where: str) -> ArrayFacts:
     return facts
 
 
-def simulated_driver_of(arrays: Sequence[Any]) -> Driver | None:
-    """The simulated driver that holds these arrays, None where they are not simulated; ValueError for a mixture."""
-    drivers = {
-        id(array.simulated_device.driver) if isinstance(array, SimulatedArray) else None: array for array in arrays
-    }
-    if len(drivers) > 1:
-        raise ValueError("the device layers belong to different devices or drivers; expected all on one device")
-    first = next(iter(drivers.values()), None)
-    return first.simulated_device.driver if isinstance(first, SimulatedArray) else None
-
-
 def _numpy_facts(array: np.ndarray[Any, Any]) -> ArrayFacts:
     return ArrayFacts(
-        address=array.__array_interface__["data"][0] if array.dtype.hasobject else array.ctypes.data,
+        address=array.ctypes.data,
         shape=array.shape,
         strides_bytes=array.strides,
         item_bytes=array.itemsize,
@@ -152,24 +144,22 @@ def _cuda_array_interface_facts(array: Any) -> ArrayFacts:
         item_bytes=dtype.itemsize,
         dtype=_dtype_name(dtype),
         dtype_fault=dtype_fault(dtype),
-        device=_device_of(array, int(address or 0)),
+        device=_device_at(int(address or 0)),
         writable=not read_only,
         owner=array,
     )
 
 
-def _device_of(array: Any, address: int) -> int:
-    """The ordinal of a CUDA array's device: by the driver, since the interface does not say."""
-    from numba_kvswap.driver import cuda_driver
+def _device_at(address: int) -> int:
+    """The ordinal of a CUDA array's device: by the driver, since the interface does not say.
 
+    0 where the driver does not know the address either; the check of the memory's kind will refuse it.
+    """
     return max(0, cuda_driver().pointer_info(address).device)
 
 
 def _dense_strides_bytes(shape: tuple[int, ...], item_bytes: int) -> list[int]:
-    strides = [item_bytes]
-    for length in reversed(shape[1:]):
-        strides.insert(0, strides[0] * length)
-    return strides[: len(shape)]
+    return [prod(shape[axis + 1 :]) * item_bytes for axis in range(len(shape))]
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:
@@ -177,29 +167,31 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
     return dtype.name if dtype.isnative else dtype.str
 
 
-def stream_handle(stream: object) -> int:
+def stream_handle(stream: object, driver: Driver) -> int:
     """The driver's handle of a stream: None and 0 are the legacy default stream.
 
     Takes an integer, anything with `__cuda_stream__`, and the streams of torch (`cuda_stream`), CuPy (`ptr`),
-    Numba (`handle`) and the simulated device. Raises TypeError for the rest.
+    Numba and the simulated device (`handle`). Raises TypeError for the rest, ValueError for a negative integer or a
+    simulated stream of another driver than `driver`, whose handle would name another stream there.
     """
     if stream is None:
         return 0
-    if isinstance(stream, SimulatedStream):
-        return stream.handle
-    if isinstance(stream, (int, np.integer)) and not isinstance(stream, bool):
-        return int(stream)
+    if isinstance(stream, SimulatedStream) and stream.driver is not driver:
+        raise ValueError(f"{stream!r} is a stream of another driver; expected one of the device that holds the cache")
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         _version, handle = protocol() if callable(protocol) else protocol
-        return int(handle)
-    for attribute in ("cuda_stream", "ptr", "handle"):
-        if hasattr(stream, attribute):
-            handle = getattr(stream, attribute)
-            return int(getattr(handle, "value", handle) or 0)  # Numba's handle is a ctypes pointer
-    raise TypeError(
-        f"stream is {stream!r}; expected None, an integer handle, or a torch, CuPy, Numba or simulated stream"
-    )
+    else:
+        found = [getattr(stream, name) for name in ("cuda_stream", "ptr", "handle") if hasattr(stream, name)]
+        handle = found[0] if found else stream
+        handle = getattr(handle, "value", handle)  # Numba's is a ctypes pointer, whose null is None
+    if isinstance(handle, bool) or not isinstance(handle, (int, np.integer, type(None))):
+        raise TypeError(
+            f"stream is {stream!r}; expected None, an integer handle, or a torch, CuPy, Numba or simulated stream"
+        )
+    if handle is not None and not 0 <= handle < 1 << 64:
+        raise ValueError(f"stream is {stream!r}; expected a handle of 0 or more, as the driver gives them")
+    return int(handle or 0)
 
 
 def producer_stream(array: object) -> int:

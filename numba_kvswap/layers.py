@@ -6,13 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from numba_kvswap.driver import Driver, PointerInfo
-
-Side = Literal["device", "host"]
 
 # Types narrower than a byte, by the names ml_dtypes and torch give them. torch's float4_e2m1fn_x2 is not
 # among them: its element is a whole byte that holds two values.
@@ -43,7 +41,7 @@ class Layer:
     """One layer of one side: block b is the `block_bytes` bytes at ``address + b * block_stride_bytes``.
 
     dtype is a name, only ever compared, or None for raw memory, which matches any. `owner` keeps the memory
-    alive for as long as the record lives.
+    alive for as long as the record lives. `name` is how errors call it, e.g. "device layer 3".
     """
 
     address: int
@@ -53,6 +51,7 @@ class Layer:
     dtype: str | None
     writable: bool = True
     owner: object = field(default=None, repr=False, compare=False)
+    name: str = field(default="layer", compare=False)
 
     @property
     def extent_bytes(self) -> int:
@@ -91,28 +90,28 @@ def name_fault(dtype_name: str) -> str:
     return "is narrower than a byte" if _SUB_BYTE.fullmatch(dtype_name) else ""
 
 
-def layer_of(facts: ArrayFacts, where: str) -> Layer:
-    """The record of an array [blocks, ...]; `where` names it in errors.
+def layer_of(facts: ArrayFacts, name: str) -> Layer:
+    """The record of an array [blocks, ...]; `name` is how errors call it.
 
     Raises TypeError for a dtype that is not of whole bytes, ValueError for blocks of no bytes, and for blocks
     that are not contiguous at a constant distance of at least their size.
     """
     if facts.dtype_fault:
         raise TypeError(
-            f"{where} has dtype {facts.dtype}, which {facts.dtype_fault}; expected a whole-byte dtype; "
+            f"{name} has dtype {facts.dtype}, which {facts.dtype_fault}; expected a whole-byte dtype; "
             "view the array as uint8 if its bytes are to move"
         )
     block_bytes = prod(facts.shape[1:]) * facts.item_bytes
     if not facts.shape or block_bytes == 0:
-        raise ValueError(f"{where} has shape {facts.shape}; expected [blocks, ...] with blocks of 1 byte or more")
+        raise ValueError(f"{name} has shape {facts.shape}; expected [blocks, ...] with blocks of 1 byte or more")
     blocks = facts.shape[0]
     stride = facts.strides_bytes[0] if blocks > 1 else block_bytes
     if blocks and not (_inner_contiguous(facts) and stride >= block_bytes):
         raise ValueError(
-            f"{where} has shape {facts.shape} and strides {facts.strides_bytes} bytes; expected contiguous blocks "
+            f"{name} has shape {facts.shape} and strides {facts.strides_bytes} bytes; expected contiguous blocks "
             f"at a distance of at least {block_bytes} bytes; make it contiguous first"
         )
-    return Layer(facts.address, blocks, block_bytes, stride, facts.dtype, facts.writable, facts.owner)
+    return Layer(facts.address, blocks, block_bytes, stride, facts.dtype, facts.writable, facts.owner, name)
 
 
 def _inner_contiguous(facts: ArrayFacts) -> bool:
@@ -128,10 +127,10 @@ def check_layers(layers: Sequence[Layer], side: str) -> None:
     """A cache has layers, and the same number of blocks in each. Raises ValueError."""
     if not layers:
         raise ValueError(f"the {side} cache has no layers; expected one array a layer")
-    for index, layer in enumerate(layers):
+    for layer in layers:
         if layer.blocks != layers[0].blocks:
             raise ValueError(
-                f"{side} layer {index} has {layer.blocks} blocks, layer 0 has {layers[0].blocks}; "
+                f"{layer.name} has {layer.blocks} blocks, {layers[0].name} has {layers[0].blocks}; "
                 "expected the same number in every layer"
             )
 
@@ -143,20 +142,20 @@ def check_same_layers(device: Sequence[Layer], host: Sequence[Layer]) -> None:
             f"the device cache has {len(device)} layers, the host cache {len(host)}; expected as many: "
             "all lists of one cache (K, V, scales) move together"
         )
-    for index, (one, other) in enumerate(zip(device, host, strict=True)):
+    for one, other in zip(device, host, strict=True):
         if None not in (one.dtype, other.dtype) and one.dtype != other.dtype:
-            raise ValueError(f"layer {index}: device dtype {one.dtype}, host {other.dtype}; expected one dtype")
+            raise ValueError(f"{one.name} has dtype {one.dtype}, {other.name} {other.dtype}; expected one dtype")
         if one.block_bytes != other.block_bytes:
             raise ValueError(
-                f"layer {index}: device blocks of {one.block_bytes} bytes, host blocks of {other.block_bytes}; "
+                f"{one.name} has blocks of {one.block_bytes} bytes, {other.name} of {other.block_bytes}; "
                 "expected one size"
             )
 
 
-def check_writable(layers: Sequence[Layer], side: str) -> None:
-    for index, layer in enumerate(layers):
+def check_writable(layers: Sequence[Layer]) -> None:
+    for layer in layers:
         if not layer.writable:
-            raise ValueError(f"{side} layer {index} is read-only; expected a target that can be written")
+            raise ValueError(f"{layer.name} is read-only; expected a target that can be written")
 
 
 def check_device_memory(layers: Sequence[Layer], device: int, driver: Driver) -> tuple[int, ...]:
@@ -165,10 +164,10 @@ def check_device_memory(layers: Sequence[Layer], device: int, driver: Driver) ->
     Returns where each layer's allocation starts: one copy over several layers must stay inside one.
     """
     infos = [driver.pointer_info(layer.address) for layer in layers]
-    for index, (layer, info) in enumerate(zip(layers, infos, strict=True)):
+    for layer, info in zip(layers, infos, strict=True):
         if layer.blocks and (info.kind, info.device) != ("device", device):
             raise ValueError(
-                f"device layer {index} at {layer.address:#x} is {_kind_in_words(info)}; "
+                f"{layer.name} at {layer.address:#x} is {_kind_in_words(info)}; "
                 f"expected plain memory of device {device}"
             )
     return tuple(info.start for info in infos)
@@ -181,18 +180,18 @@ def check_pinned_memory(layers: Sequence[Layer], driver: Driver) -> tuple[int, .
     Returns where each layer's allocation starts.
     """
     infos = [driver.pointer_info(layer.address) for layer in layers]
-    for index, (layer, info) in enumerate(zip(layers, infos, strict=True)):
+    for layer, info in zip(layers, infos, strict=True):
         if layer.blocks == 0:
             continue
         if info.kind != "host":
             raise ValueError(
-                f"host layer {index} at {layer.address:#x} is {_kind_in_words(info)}; expected pinned host memory: "
+                f"{layer.name} at {layer.address:#x} is {_kind_in_words(info)}; expected pinned host memory: "
                 "allocate it with HostCache.allocate or register it with the driver"
             )
         found = info.end - layer.address
         if found < layer.extent_bytes:
             raise ValueError(
-                f"host layer {index} at {layer.address:#x} needs {layer.extent_bytes} bytes for {layer.blocks} "
+                f"{layer.name} at {layer.address:#x} needs {layer.extent_bytes} bytes for {layer.blocks} "
                 f"blocks, found {found} pinned bytes there; pass fewer blocks or a larger allocation"
             )
     return tuple(info.start for info in infos)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
+import threading
 from typing import Literal
 
 from numba_kvswap.driver import Driver, KVSwapDriverError
@@ -15,21 +15,27 @@ class DriverMemory:
     Raises KVSwapDriverError where the driver has no such memory left. `address` is 0 once closed.
     """
 
-    def __init__(self, driver: Driver, device: int, size_bytes: int, kind: Literal["device", "pinned"]) -> None:
+    def __init__(self, driver: Driver, device: int, size_bytes: int, kind: Literal["device", "host"]) -> None:
         self.address = 0
         self.driver, self.device, self.size_bytes, self.kind = driver, device, size_bytes, kind
+        self._closing = threading.RLock()
         with driver.activate(device):
             allocate = driver.device_alloc if kind == "device" else driver.host_alloc
             self.address = allocate(max(1, size_bytes))  # a driver refuses to allocate nothing
 
     def close(self) -> None:
-        """Give the memory back; a second call does nothing."""
-        address, self.address = self.address, 0
-        if address:
-            with self.driver.activate(self.device):
-                (self.driver.device_free if self.kind == "device" else self.driver.host_free)(address)
+        """Give the memory back; a call after one that succeeded does nothing. Raises KVSwapDriverError."""
+        with self._closing:
+            address, self.address = self.address, 0
+            if not address:
+                return
+            try:
+                with self.driver.activate(self.device):
+                    (self.driver.device_free if self.kind == "device" else self.driver.host_free)(address)
+            except KVSwapDriverError:
+                self.address = address
+                raise
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():  # the process's end frees it, and the driver may be gone already
-            with contextlib.suppress(KVSwapDriverError):
-                self.close()
+        if self.address and not sys.is_finalizing():  # the process's end frees it, and the driver may be gone already
+            self.driver.discard_memory(self.address, self.kind, self.device)

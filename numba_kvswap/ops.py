@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from numba_kvswap.cache_pair import Direction
 from numba_kvswap.caches import DeviceCache, HostCache
-from numba_kvswap.driver import Driver
+from numba_kvswap.driver import Driver, KVSwapDriverError
 from numba_kvswap.events import Event
-from numba_kvswap.interop import check_integer, device_layers, host_facts, producer_stream, simulated_driver_of
+from numba_kvswap.ids import check_integer
+from numba_kvswap.interop import device_layers, host_facts, producer_stream
 from numba_kvswap.layers import Layer, check_layers, layer_of
-from numba_kvswap.plan import Plan
 from numba_kvswap.swapper import Swapper
 
 _ADDRESS_BITS = 63
@@ -57,31 +60,35 @@ def swap_cache_all_layers(
         raise ValueError(f"rank is {rank}; expected the ordinal of a device, 0 or more")
     if bound < 0:
         raise ValueError(f"max_block_num_cpu is {bound}; expected 0 or more")
-    device_cache = _gpu_cache(cache_gpu_tensors, rank)
+    tensors = list(cache_gpu_tensors)
+    device_cache = _gpu_cache(tensors, rank)
     host_cache = _cpu_cache(cache_cpu_ptrs, device_cache, bound)
     swapper = Swapper(device_cache, host_cache)
     direction: Direction = "out" if mode == 0 else "in"
-    swapper.pair.check_target(direction)
-    if direction == "out":
-        plan = Plan(swap_block_ids_gpu, swap_block_ids_cpu, sides=("gpu", "cpu"))
-    else:
-        plan = Plan(swap_block_ids_cpu, swap_block_ids_gpu, sides=("cpu", "gpu"))
-    swap = swapper.swap_out if direction == "out" else swapper.swap_in
-    swap(plan, stream=_joined_stream(cache_gpu_tensors, device_cache.driver, rank)).wait()
+    plan = swapper.checked_plan(direction, swap_block_ids_gpu, swap_block_ids_cpu, sides=("gpu", "cpu"))
+    stream = _joined_stream(tensors, device_cache.driver, rank)
+    try:
+        swapper.submit(direction, plan, stream).wait()
+    except KVSwapDriverError:
+        # What was submitted before the failure must not outlive the call: behind bare addresses nobody keeps memory.
+        with contextlib.suppress(KVSwapDriverError), device_cache.driver.activate(rank):
+            device_cache.driver.stream_synchronize(stream)
+        raise
 
 
 def _gpu_cache(tensors: Sequence[Any], rank: int) -> DeviceCache:
-    layers, device = device_layers(tensors, "gpu")
+    layers, device, driver = device_layers(tensors, "gpu")
     check_layers(layers, "gpu")
     for index, tensor in enumerate(tensors):
         if len(tensor.shape) not in (3, 4):
             raise ValueError(f"gpu layer {index} has shape {tuple(tensor.shape)}; expected 3 or 4 dimensions")
     if device != rank:
         raise ValueError(f"the gpu tensors lie on device {device}, rank is {rank}; expected the tensors' device")
-    return DeviceCache.of_layers(layers, device, simulated_driver_of(tensors))
+    return DeviceCache.of_layers(layers, device, driver)
 
 
 def _cpu_cache(pointers: Sequence[Any], device_cache: DeviceCache, bound: int) -> HostCache:
+    pointers = list(pointers)
     if len(pointers) != len(device_cache.layers):
         raise ValueError(f"{len(device_cache.layers)} gpu layers, {len(pointers)} cpu addresses; expected as many")
     return HostCache.of_layers(
@@ -94,20 +101,21 @@ def _cpu_cache(pointers: Sequence[Any], device_cache: DeviceCache, bound: int) -
 
 def _cpu_layer(pointer: Any, gpu: Layer, bound: int, where: str) -> Layer:
     """What a host address, or the array standing in for it, means: `bound` blocks of the tensor's size."""
-    if not hasattr(pointer, "shape") or pointer.shape == ():
+    if isinstance(pointer, np.generic) or not hasattr(pointer, "shape"):
         return _layer_at(check_integer(pointer, where), gpu.block_bytes, bound, where)
     facts = host_facts(pointer, where)
     layer = layer_of(facts, where)
-    if len(facts.shape) == 1:
-        found = layer.extent_bytes if layer.block_stride_bytes == layer.block_bytes else -1
-        if found < bound * gpu.block_bytes:
-            raise ValueError(f"{where} has {found} contiguous bytes; expected {bound} blocks of {gpu.block_bytes}")
-    elif layer.block_bytes != gpu.block_bytes or layer.blocks < bound:
+    flat = len(facts.shape) == 1
+    if flat and layer.block_stride_bytes != layer.block_bytes:
+        raise ValueError(f"{where} has strides {facts.strides_bytes} bytes; expected one contiguous stretch of bytes")
+    if flat and layer.extent_bytes < bound * gpu.block_bytes:
+        raise ValueError(f"{where} has {layer.extent_bytes} bytes; expected {bound} blocks of {gpu.block_bytes}")
+    if not flat and (layer.block_bytes != gpu.block_bytes or layer.blocks < bound):
         raise ValueError(f"{where} has shape {facts.shape}; expected {bound} or more blocks of {gpu.block_bytes} bytes")
     if layer.dtype not in (gpu.dtype, "uint8"):
         raise ValueError(f"{where} has dtype {layer.dtype}; expected {gpu.dtype}, or uint8 for its bytes")
-    stride = gpu.block_bytes if len(facts.shape) == 1 else layer.block_stride_bytes
-    return Layer(layer.address, bound, gpu.block_bytes, stride, None, layer.writable, layer.owner)
+    stride = gpu.block_bytes if flat else layer.block_stride_bytes
+    return Layer(layer.address, bound, gpu.block_bytes, stride, None, layer.writable, layer.owner, where)
 
 
 def _layer_at(address: int, block_bytes: int, blocks: int, where: str) -> Layer:
@@ -115,7 +123,7 @@ def _layer_at(address: int, block_bytes: int, blocks: int, where: str) -> Layer:
         raise ValueError(
             f"{where} is at {address:#x}; expected a host address with {blocks} blocks of {block_bytes} bytes"
         )
-    return Layer(address, blocks, block_bytes, block_bytes, None)
+    return Layer(address, blocks, block_bytes, block_bytes, None, name=where)
 
 
 def _joined_stream(tensors: Sequence[Any], driver: Driver, rank: int) -> int:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from numba_kvswap.interop import check_integer
+from numba_kvswap.ids import NO_BOUND, Ids, as_ids, check_range
 from numba_kvswap.plan_loops import merged_runs
 
-Ids = npt.NDArray[np.int64]
 Sides = tuple[str, str]
-
-# No cache has that many blocks, and int64 holds every id below it.
-_NO_BOUND = 1 << 63
 
 
 class Plan:
@@ -27,7 +21,8 @@ class Plan:
     caches: it may be kept, used again, from several threads, for any cache with enough blocks.
 
     Takes NumPy arrays, lists, any other iterable of integers, and torch CPU tensors; it keeps copies.
-    `sides` names the two lists in errors.
+    `sides` names the two lists in errors. `blocks`, how many blocks the source and the target have, bounds the ids
+    where that is known already; every swap compares a plan with its caches in any case.
 
     Attributes (int64 arrays, read-only):
         source_ids, target_ids: the pairs in the order given.
@@ -37,30 +32,49 @@ class Plan:
     Raises:
         TypeError: an id is not an integer (bool, float, None, ...), or the ids are not one-dimensional.
         ValueError: lists of different length.
-        IndexError: a negative id, or one beyond 63 bits. Upper bounds depend on the caches:
-            `check_bounds` compares with them, and every swap does.
+        IndexError: an id that is negative, not below `blocks`, or beyond 63 bits.
     """
 
-    __slots__ = ("_maxima", "run_blocks", "run_source", "run_target", "sides", "source_ids", "target_ids")
+    sides: Sides
+    source_ids: Ids
+    target_ids: Ids
+    run_source: Ids
+    run_target: Ids
+    run_blocks: Ids
+    _largest: tuple[int, int]
+
+    __slots__ = ("_largest", "run_blocks", "run_source", "run_target", "sides", "source_ids", "target_ids")
 
     def __init__(
-        self, source_ids: Iterable[Any], target_ids: Iterable[Any], *, sides: Sides = ("source", "target")
+        self,
+        source_ids: Iterable[Any],
+        target_ids: Iterable[Any],
+        *,
+        sides: Sides = ("source", "target"),
+        blocks: tuple[int, int] = (NO_BOUND, NO_BOUND),
     ) -> None:
-        source, target = _as_ids(source_ids, sides[0]), _as_ids(target_ids, sides[1])
+        source, target = as_ids(source_ids, sides[0]), as_ids(target_ids, sides[1])
         if source.size != target.size:
             raise ValueError(f"{source.size} {sides[0]} ids and {target.size} {sides[1]} ids; expected as many")
-        for ids, side in ((source, sides[0]), (target, sides[1])):
-            _check_range(ids, _NO_BOUND, side)
+        check_range(source, blocks[0], sides[0])
+        check_range(target, blocks[1], sides[1])
         self._fill(source, target, sides)
 
     def _fill(self, source: Ids, target: Ids, sides: Sides) -> None:
         runs = merged_runs(source, target)
         for array in (source, target, *runs):
             array.flags.writeable = False
-        self.sides = sides
-        self.source_ids, self.target_ids = source, target
-        self.run_source, self.run_target, self.run_blocks = runs
-        self._maxima = (int(source.max(initial=-1)), int(target.max(initial=-1)))
+        values = (source, target, *runs, sides, (int(source.max(initial=-1)), int(target.max(initial=-1))))
+        names = ("source_ids", "target_ids", "run_source", "run_target", "run_blocks", "sides", "_largest")
+        for name, value in zip(names, values, strict=True):
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # What a plan holds has been checked, and memory is written by it.
+        raise AttributeError(f"a Plan is immutable; make another instead of setting {name}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _plan_again, (self.source_ids, self.target_ids, self.sides)
 
     @property
     def pairs(self) -> int:
@@ -81,6 +95,11 @@ class Plan:
         """The merge ratio; 0.0 for an empty plan."""
         return self.blocks / self.runs if self.runs else 0.0
 
+    @property
+    def least_blocks(self) -> tuple[int, int]:
+        """The fewest blocks that source and target must have: one more than the largest id, 0 for no pairs."""
+        return self._largest[0] + 1, self._largest[1] + 1
+
     def reversed(self) -> Plan:
         """The plan of the same pairs with source and target exchanged: ``Plan(target_ids, source_ids)``.
 
@@ -93,11 +112,10 @@ class Plan:
 
     def check_bounds(self, source_blocks: int, target_blocks: int) -> None:
         """IndexError, naming position, id, side and bound, where an id lies outside its side."""
-        bounds = (source_blocks, target_blocks)
-        if self._maxima[0] < source_blocks and self._maxima[1] < target_blocks:
-            return
-        for ids, bound, side in zip((self.source_ids, self.target_ids), bounds, self.sides, strict=True):
-            _check_range(ids, bound, side)
+        if self._largest[0] >= source_blocks:
+            check_range(self.source_ids, source_blocks, self.sides[0])
+        if self._largest[1] >= target_blocks:
+            check_range(self.target_ids, target_blocks, self.sides[1])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
@@ -119,31 +137,6 @@ class Plan:
         return svg(self)
 
 
-def _as_ids(ids: Iterable[Any], side: str) -> npt.NDArray[Any]:
-    """A fresh int64 array of the ids; of dtype object where one is beyond 63 bits, for `_check_range` to name."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(ids, torch.Tensor):
-        if ids.device.type != "cpu":
-            raise TypeError(f"{side} ids lie on {ids.device}; expected them in host memory; pass ids.cpu()")
-        if not (ids.is_floating_point() or ids.is_complex()):
-            ids = ids.detach().numpy()
-    if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu":
-        too_large = ids.dtype.kind == "u" and ids.itemsize == 8 and ids.size and ids.max() >= _NO_BOUND
-        return ids.astype(object if too_large else np.int64)
-    listed = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-    if not isinstance(listed, list):
-        raise TypeError(f"{side} ids are {ids!r}; expected a one-dimensional sequence of integers")
-    if set(map(type, listed)) - {int}:
-        listed = [check_integer(value, f"{side} id at position {i}") for i, value in enumerate(listed)]
-    try:
-        return np.fromiter(listed, np.int64, len(listed))
-    except OverflowError:
-        return np.array(listed, object)
-
-
-def _check_range(ids: npt.NDArray[Any], bound: int, side: str) -> None:
-    if ids.size == 0 or (ids.min() >= 0 and ids.max() < bound):
-        return
-    position = int(np.flatnonzero((ids < 0) | (ids >= bound))[0])
-    expected = "0 or more, and less than the blocks of its side" if bound == _NO_BOUND else f"0 <= id < {bound}"
-    raise IndexError(f"position {position}: {side} id {ids[position]}; expected {expected}")
+def _plan_again(source_ids: Ids, target_ids: Ids, sides: Sides) -> Plan:
+    """For copy and pickle, which would else restore arrays that can be written."""
+    return Plan(source_ids, target_ids, sides=sides)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from numba_kvswap.ids import Ids
 from numba_kvswap.jit import compiled
-
-Ids = npt.NDArray[np.int64]
 
 _DIGIT_BITS = 11
 _DIGITS = 1 << _DIGIT_BITS

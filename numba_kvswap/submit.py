@@ -14,15 +14,16 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from numba_kvswap.ids import Ids
 from numba_kvswap.jit import compiled
 
-Ids = npt.NDArray[np.int64]
+Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
-#: Which entry point is where in `entry_points`.
+#: Which entry point is where in EntryPoints.words.
 MEMCPY_ASYNC, MEMCPY_2D_ASYNC, EVENT_RECORD = 0, 1, 2
 #: What `failed` says of the call that failed: its layer and run (-1: none), which entry point it was; and the status
-#: of recording the end, which is tried whatever happened before.
+#: of recording the end, which is tried once anything can be on the stream.
 FAILED_LAYER, FAILED_RUN, FAILED_CALL, END_STATUS = 0, 1, 2, 3
 
 _INT32, _INT64 = ir.IntType(32), ir.IntType(64)
@@ -60,15 +61,15 @@ def copy_runs(
     source: Words,
     target: Words,
     block_bytes: Words,
-    group_layers: Ids,
-    failed: Ids,
+    group_layers: Integers,
+    failed: Integers,
 ) -> int:
     """Record the first event, submit every run of every group of layers, record the second.
 
     Returns the first CUresult that is not 0, else 0. All of it is one stretch without the GIL, since getting the
     GIL back from a busy thread takes longer than hundreds of copies.
 
-    entry_points: addresses, in the order said above. events: to record before and after.
+    entry_points: EntryPoints.words. events: to record before and after.
     memory_types: CUmemorytype of source and target.
     source, target: a row a group: address of its first layer, block stride, layer stride, in bytes.
     group_layers: layers in each group. failed: four words, which say what failed when a call did.
@@ -106,8 +107,8 @@ def _copy_groups(
     source: Words,
     target: Words,
     block_bytes: Words,
-    group_layers: Ids,
-    failed: Ids,
+    group_layers: Integers,
+    failed: Integers,
 ) -> int:
     descriptor = np.zeros(16, np.uint64)
     descriptor[2] = memory_types[0]
@@ -147,24 +148,24 @@ def _copy_run(
     source: Words,
     first_target: np.uint64,
     target: Words,
-    size: np.uint64,
+    block_bytes: np.uint64,
     blocks: int,
     layers: int,
-    failed: Ids,
+    failed: Integers,
 ) -> int:
     """One run in a group of evenly spaced layers, in the fewest calls.
 
     Either every piece of the run over all layers by one 2-D copy, or layer by layer. A run is one piece, or,
     where blocks are padded on either side, a piece a block: what lies between blocks is not ours to write.
     """
-    pieces = 1 if source[1] == size and target[1] == size else blocks
-    piece = np.uint64(blocks // pieces) * size
+    pieces = 1 if source[1] == block_bytes and target[1] == block_bytes else blocks
+    piece_bytes = np.uint64(blocks // pieces) * block_bytes
     as_rows = pieces > 1 and source[1] <= pitch_bytes_max and target[1] <= pitch_bytes_max
     if pieces < layers * (1 if as_rows else pieces):
         failed[FAILED_LAYER], failed[FAILED_CALL] = 0, MEMCPY_2D_ASYNC
         for i in range(pieces):
             from_, to = first_source + np.uint64(i) * source[1], first_target + np.uint64(i) * target[1]
-            status = _copy_rows(entry_points, stream, descriptor, from_, source[2], to, target[2], piece, layers)
+            status = _copy_rows(entry_points, stream, descriptor, from_, source[2], to, target[2], piece_bytes, layers)
             if status != 0:
                 return status
         return 0
@@ -172,9 +173,9 @@ def _copy_run(
         failed[FAILED_LAYER], failed[FAILED_CALL] = layer, MEMCPY_2D_ASYNC if as_rows else MEMCPY_ASYNC
         from_, to = first_source + np.uint64(layer) * source[2], first_target + np.uint64(layer) * target[2]
         if as_rows:
-            status = _copy_rows(entry_points, stream, descriptor, from_, source[1], to, target[1], size, blocks)
+            status = _copy_rows(entry_points, stream, descriptor, from_, source[1], to, target[1], block_bytes, blocks)
         else:
-            status = _copy_pieces(entry_points, stream, from_, source[1], to, target[1], piece, pieces)
+            status = _copy_pieces(entry_points, stream, from_, source[1], to, target[1], piece_bytes, pieces)
         if status != 0:
             return status
     return 0
@@ -185,15 +186,15 @@ def _copy_pieces(
     entry_points: Words,
     stream: np.uint64,
     source: np.uint64,
-    source_stride: np.uint64,
+    source_stride_bytes: np.uint64,
     target: np.uint64,
-    target_stride: np.uint64,
-    piece: np.uint64,
+    target_stride_bytes: np.uint64,
+    piece_bytes: np.uint64,
     pieces: int,
 ) -> int:
     for i in range(pieces):
-        from_, to = source + np.uint64(i) * source_stride, target + np.uint64(i) * target_stride
-        status = _call_4(entry_points[MEMCPY_ASYNC], to, from_, piece, stream)
+        from_, to = source + np.uint64(i) * source_stride_bytes, target + np.uint64(i) * target_stride_bytes
+        status = _call_4(entry_points[MEMCPY_ASYNC], to, from_, piece_bytes, stream)
         if status != 0:
             return status  # type: ignore[no-any-return]
     return 0
@@ -205,10 +206,10 @@ def _copy_rows(
     stream: np.uint64,
     descriptor: Words,
     source: np.uint64,
-    source_pitch: np.uint64,
+    source_pitch_bytes: np.uint64,
     target: np.uint64,
-    target_pitch: np.uint64,
-    width: np.uint64,
+    target_pitch_bytes: np.uint64,
+    width_bytes: np.uint64,
     rows: int,
 ) -> int:
     """One 2-D copy. The words of CUDA_MEMCPY2D, 8 bytes each, as cuda.h lays them out on 64-bit systems:
@@ -218,10 +219,10 @@ def _copy_rows(
     """
     descriptor[3] = source
     descriptor[4] = source
-    descriptor[6] = source_pitch
+    descriptor[6] = source_pitch_bytes
     descriptor[10] = target
     descriptor[11] = target
-    descriptor[13] = target_pitch
-    descriptor[14] = width
+    descriptor[13] = target_pitch_bytes
+    descriptor[14] = width_bytes
     descriptor[15] = np.uint64(rows)
     return _call_2(entry_points[MEMCPY_2D_ASYNC], np.uint64(descriptor.ctypes.data), stream)  # type: ignore[no-any-return]

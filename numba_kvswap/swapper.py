@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from numba_kvswap.cache_pair import CachePair, Direction
 from numba_kvswap.caches import DeviceCache, HostCache
@@ -11,6 +11,9 @@ from numba_kvswap.interop import stream_handle
 from numba_kvswap.plan import Plan
 from numba_kvswap.transfer import Transfer
 from numba_kvswap.transports import copies
+from numba_kvswap.transports.submission import Submission
+
+_T = TypeVar("_T")
 
 
 class Swapper:
@@ -52,7 +55,7 @@ class Swapper:
             ValueError: a read-only target; a closed host cache.
             KVSwapDriverError: a driver call failed; if it was a copy, the targets hold undefined bytes.
         """
-        return self._swap(_plan_of(device_ids, host_ids, ("device", "host")), "out", stream)
+        return self.submit("out", self.checked_plan("out", device_ids, host_ids), stream)
 
     def swap_in(
         self, device_ids: Iterable[Any] | Plan, host_ids: Iterable[Any] | None = None, stream: object = None
@@ -62,41 +65,59 @@ class Swapper:
         A ready ``Plan(host_ids, device_ids)`` may stand for both lists: a plan names source, then target. All
         else as for `swap_out`.
         """
-        if isinstance(device_ids, Plan):
-            return self._swap(_plan_of(device_ids, host_ids, ("host", "device")), "in", stream)
-        return self._swap(_plan_of(_given(host_ids), device_ids, ("host", "device")), "in", stream)
+        return self.submit("in", self.checked_plan("in", device_ids, host_ids), stream)
 
-    def _swap(self, plan: Plan, direction: Direction, stream: object) -> Transfer:
-        pair = self.pair
-        handle = stream_handle(stream)
-        pair.check_target(direction)
-        device_blocks, host_blocks = pair.device_cache.blocks, pair.host_cache.blocks
-        if direction == "out":
-            plan.check_bounds(device_blocks, host_blocks)
-        else:
-            plan.check_bounds(host_blocks, device_blocks)
+    def checked_plan(
+        self,
+        direction: Direction,
+        device_ids: Iterable[Any] | Plan,
+        host_ids: Iterable[Any] | None = None,
+        *,
+        sides: tuple[str, str] = ("device", "host"),
+    ) -> Plan:
+        """The plan of a swap "out" or "in" between these caches, everything about it checked: see `swap_out`.
+
+        `sides` is how errors call device and host.
+        """
+        self.pair.check_target(direction)
+        blocks = _source_first(direction, (self.device_cache.blocks, self.host_cache.blocks))
+        if isinstance(device_ids, Plan):
+            if host_ids is not None:
+                raise TypeError("a Plan and a list of ids came; expected a Plan alone, or two lists")
+            device_ids.check_bounds(*blocks)
+            return device_ids
+        if host_ids is None:
+            raise TypeError("host_ids is None; expected the host's block ids, or a Plan as the only argument")
+        ids = _source_first(direction, (device_ids, host_ids))
+        return Plan(*ids, sides=_source_first(direction, sides), blocks=blocks)
+
+    def submit(self, direction: Direction, plan: Plan, stream: object = None) -> Transfer:
+        """Put a plan that `checked_plan` returned on `stream`. Raises ValueError where the host cache was closed
+        since, and KVSwapDriverError."""
+        pair, handle = self.pair, stream_handle(stream, self.pair.driver)
+        submission = Submission("nothing")
         with pair.driver.activate(pair.device_cache.device):
-            transfer = Transfer(plan, pair, direction)
+            transfer = Transfer(plan, pair, direction, handle)
             try:
-                copies.submit(plan, pair, direction, handle, transfer.start, transfer.end)
+                # Known before it is submitted, so that a close in another thread waits for it, or is seen here.
+                pair.driver.in_flight.add(transfer, handle)
+                pair.host_cache.check_open()
+                submission = Submission(
+                    "stream"
+                )  # should the next line be interrupted, who knows what it has put there
+                submission = copies.submit(plan, pair, direction, handle, transfer.start, transfer.end)
             finally:
-                # Also after a failure: copies before the failing one still run, and need their memory.
-                pair.driver.in_flight.add(transfer)
+                transfer.submitted(submission.marker)
+            if submission.marker == "stream":
+                transfer.settle()  # no event tells when the memory is free again
+        if submission.error is not None:
+            raise submission.error
         return transfer
 
     def __repr__(self) -> str:
         return f"Swapper({self.device_cache!r}, {self.host_cache!r})"
 
 
-def _given(ids: Iterable[Any] | None) -> Iterable[Any]:
-    if ids is None:
-        raise TypeError("host_ids is None; expected the host's block ids, or a Plan as the only argument")
-    return ids
-
-
-def _plan_of(source_ids: Iterable[Any] | Plan, target_ids: Iterable[Any] | None, sides: tuple[str, str]) -> Plan:
-    if not isinstance(source_ids, Plan):
-        return Plan(source_ids, _given(target_ids), sides=sides)
-    if target_ids is not None:
-        raise TypeError("a Plan and a list of ids came; expected a Plan alone, or two lists")
-    return source_ids
+def _source_first(direction: Direction, device_and_host: tuple[_T, _T]) -> tuple[_T, _T]:
+    device, host = device_and_host
+    return (device, host) if direction == "out" else (host, device)

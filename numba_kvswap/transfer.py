@@ -2,51 +2,69 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import threading
+from collections.abc import Iterator
 
 from numba_kvswap.cache_pair import CachePair, Direction
+from numba_kvswap.driver import KVSwapDriverError, SimulatedHang
 from numba_kvswap.events import Event
 from numba_kvswap.interop import stream_handle
+from numba_kvswap.plan import Plan
+from numba_kvswap.transports.submission import Marker
 
-if TYPE_CHECKING:
-    from numba_kvswap.plan import Plan
+# The calls by which a transfer asks the driver, as opposed to the work it asks about.
+_QUESTIONS = ("cuCtx", "cuEvent", "cuStream")
 
 
 class Transfer:
-    """Returned by `Swapper.swap_out` and `swap_in`. Keeps plan and caches alive until its copies are done.
+    """Returned by `Swapper.swap_out` and `swap_in`. Its caches' memory stays alive until its copies are done.
+
+    Where work before its end failed on the device, `done`, `wait` and `seconds` raise what failed, each time they are
+    asked; where the driver only fails to answer, they raise KVSwapDriverError and may be asked again.
 
     Attributes:
         bytes: what moves, over all layers. blocks, runs: of the plan. direction: "out" or "in".
-        start, end: the events around its copies; `submit` of its transport records them.
     """
 
-    def __init__(self, plan: Plan, pair: CachePair, direction: Direction) -> None:
+    def __init__(self, plan: Plan, pair: CachePair, direction: Direction, stream: int) -> None:
         self.direction = direction
         self.blocks, self.runs = plan.blocks, plan.runs
         self.bytes = plan.blocks * pair.block_bytes
-        self._plan, self._pair = plan, pair
-        self._owners = pair.memory_owners()
         self.start, self.end = Event(pair.driver), Event(pair.driver)
-        self._seconds: float | None = None
+        self._driver, self._device, self._stream = pair.driver, pair.device_cache.device, stream
+        self._owners: tuple[object, ...] = pair.owners
+        self._failure: Exception | None = None
+        self._marker: Marker | None = None  # until it is submitted
+        self._submitter = threading.get_ident()
+        self._submitting = threading.Lock()
+        self._submitting.acquire()
+
+    def submitted(self, marker: Marker) -> None:
+        """Whoever made it has put it on its stream, as far as that went; `marker` tells when that has landed."""
+        self._marker = marker
+        if marker == "nothing":
+            self._owners = ()
+        self._submitting.release()
 
     def done(self) -> bool:
         """Whether every byte has landed; never waits."""
-        with self._pair.driver.activate(self._pair.device_cache.device):
-            return self.end.done()
+        landed = self._query()
+        self._raise_failure()
+        return landed
 
     def wait(self) -> None:
         """Return once every byte has landed. Releases the GIL on a real device."""
-        with self._pair.driver.activate(self._pair.device_cache.device):
-            self.end.synchronize()
-        self._pair.driver.in_flight.forget(self)
+        self._synchronize()
+        self._raise_failure()
 
     def wait_on(self, stream: object) -> None:
         """What is put on `stream` from now on starts after this transfer. Returns at once.
 
         `stream`: a handle, None for the legacy default stream, or a torch, CuPy, Numba or simulated stream.
         """
-        handle = stream_handle(stream)
-        with self._pair.driver.activate(self._pair.device_cache.device):
+        handle = stream_handle(stream, self._driver)
+        with self._driver.activate(self._device):
             self.end.make_wait(handle)
 
     @property
@@ -55,15 +73,88 @@ class Transfer:
 
         Raises RuntimeError while it is not done.
         """
-        if self._seconds is None:
-            if not self.done():
-                raise RuntimeError("this transfer is not done, so it has no seconds yet; wait() first")
-            self._seconds = self.end.seconds_since(self.start)
-        return self._seconds
+        if not self.done():
+            raise RuntimeError("this transfer is not done, so it has no seconds yet; wait() first")
+        with self._driver.activate(self._device):
+            return self.end.seconds_since(self.start)
+
+    def landed(self) -> bool:
+        """Whether the driver says that nothing of it runs any more. Never waits, never raises what failed."""
+        try:
+            return self._query()
+        except Exception:  # no answer; its owner hears of it
+            return False
+
+    def settle(self) -> bool:
+        """Wait, then as `landed`. Raises SimulatedHang where that would be for ever."""
+        self._wait_for_submission()
+        try:
+            self._synchronize()
+        except SimulatedHang:
+            raise
+        except Exception:
+            return self.landed()
+        return True
+
+    def _query(self) -> bool:
+        if not self._owners:
+            return True
+        if self._marker != "event":
+            return False
+        with self._keeping_failures(), self._driver.activate(self._device):
+            landed = self.end.done()
+        if landed:
+            self._owners = ()
+        return landed
+
+    def _synchronize(self) -> None:
+        if not self._owners:
+            return
+        self._wait_for_submission()
+        with self._keeping_failures(), self._driver.activate(self._device):
+            if self._marker == "event":
+                self.end.synchronize()
+            elif self._marker == "stream":
+                self._driver.stream_synchronize(self._stream)
+        self._owners = ()
+        self._driver.in_flight.prune(self._stream)
+
+    def _wait_for_submission(self) -> None:
+        if self._marker is None and self._submitter == threading.get_ident():
+            raise RuntimeError("a transfer was waited for in the midst of its own submission; wait for it afterwards")
+        with self._submitting:
+            pass
+
+    @contextlib.contextmanager
+    def _keeping_failures(self) -> Iterator[None]:
+        """Raise, and keep what failed on the device: whoever asks first is told, and that may not be the owner.
+
+        A failing question is another matter: it is for whoever asked, and the next one may be answered.
+        """
+        try:
+            yield
+        except SimulatedHang:
+            raise
+        except Exception as error:
+            if not (isinstance(error, KVSwapDriverError) and error.call.startswith(_QUESTIONS)):
+                self._failure = self._failure or error
+            raise
 
     def uses(self, memory: object) -> bool:
         return any(owner is memory for owner in self._owners)
 
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
     def __repr__(self) -> str:
-        state = f"done in {self.seconds * 1e3:.3f} ms" if self.done() else "under way"
+        landed = self.landed()
+        if self._failure is not None:
+            state = f"failed: {self._failure}"
+        elif landed:
+            state = "done"
+            with contextlib.suppress(KVSwapDriverError):
+                state = f"done in {self.seconds * 1e3:.3f} ms"
+        else:
+            state = "under way"
         return f"Transfer({self.direction}, {self.blocks} blocks in {self.runs} runs, {self.bytes} bytes, {state})"

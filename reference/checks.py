@@ -1,6 +1,7 @@
-"""The reference's own checks, made before anything moves, in the order in which they are written here.
+"""The reference's own checks, made before anything moves.
 
-The order matters where one call is wrong in two ways: the engine must raise the same exception type.
+Their order, that of the calls in swap.py, matters where one call is wrong in two ways: the engine must raise
+the same exception type.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SUB_BYTE = re.compile(r"u?int[1-7]|float[46]_(?!.*_x\d)\w+|quint\dx\d|bits\dx\d"
 
 
 def check_integer(value: object, name: str) -> int:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+    if isinstance(value, (bool, np.bool_, np.timedelta64)) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} is {value!r}; expected an integer; convert it with int() if that is meant")
     return int(value)
 
@@ -68,12 +69,6 @@ def check_cache(layers: Sequence[Array], side: str) -> None:
             )
 
 
-def check_target(layers: Sequence[Array], side: str) -> None:
-    for index, layer in enumerate(layers):
-        if not layer.flags.writeable:
-            raise ValueError(f"{side} layer {index} is read-only; expected a target that can be written")
-
-
 def check_same_layers(source: Sequence[Array], target: Sequence[Array]) -> None:
     if len(source) != len(target):
         raise ValueError(f"the source has {len(source)} layers, the target {len(target)}; expected as many")
@@ -87,8 +82,16 @@ def check_same_layers(source: Sequence[Array], target: Sequence[Array]) -> None:
             )
 
 
+def check_target(layers: Sequence[Array], side: str) -> None:
+    for index, layer in enumerate(layers):
+        if not layer.flags.writeable:
+            raise ValueError(f"{side} layer {index} is read-only; expected a target that can be written")
+
+
 def check_ids(ids: Iterable[Any], side: str) -> list[int]:
-    listed = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    # Of dates, tolist makes integers.
+    dated = isinstance(ids, np.ndarray) and ids.dtype.kind in "mM"
+    listed = ids.tolist() if hasattr(ids, "tolist") and not dated else list(ids)
     if not isinstance(listed, list):
         raise TypeError(f"{side} ids are {ids!r}; expected a one-dimensional sequence of integers")
     return [check_integer(value, f"{side} id at position {i}") for i, value in enumerate(listed)]

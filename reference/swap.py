@@ -13,6 +13,7 @@ from numba_kvswap.reference.checks import (
     block_bytes,
     check_cache,
     check_integer,
+    check_layer,
     check_pairs,
     check_same_layers,
     check_target,
@@ -35,6 +36,7 @@ def swap_blocks(
         IndexError: an id outside its side.
     After an error both caches hold what they held.
     """
+    source_cache, target_cache = list(source_cache), list(target_cache)
     check_cache(source_cache, "source")
     check_cache(target_cache, "target")
     check_same_layers(source_cache, target_cache)
@@ -73,6 +75,7 @@ def swap_cache_all_layers(
         raise ValueError(f"rank is {rank}; expected the ordinal of a device, 0 or more")
     if bound < 0:
         raise ValueError(f"max_block_num_cpu is {bound}; expected 0 or more")
+    cache_gpu_tensors, cache_cpu_ptrs = list(cache_gpu_tensors), list(cache_cpu_ptrs)
     check_cache(cache_gpu_tensors, "gpu")
     for index, tensor in enumerate(cache_gpu_tensors):
         if tensor.ndim not in (3, 4):
@@ -123,17 +126,17 @@ def _cpu_layer(pointer: int | Array, tensor: Array, bound: int, where: str) -> A
     size = block_bytes(tensor)
     if not isinstance(pointer, np.ndarray):
         return _blocks_at(check_integer(pointer, where), bound, size, where)
-    if pointer.ndim == 1:
-        check_cache([pointer], where)
-        found = pointer.size * pointer.itemsize if pointer.flags.c_contiguous else -1
-        if found < bound * size:
-            raise ValueError(f"{where} has {found} contiguous bytes; expected {bound} blocks of {size}")
-        layer = pointer.view(np.uint8)[: bound * size].reshape(bound, size)
-    else:
-        check_cache([pointer], where)
+    check_layer(pointer, where)
+    if pointer.ndim > 1:
         if block_bytes(pointer) != size or pointer.shape[0] < bound:
             raise ValueError(f"{where} has shape {pointer.shape}; expected {bound} or more blocks of {size} bytes")
         layer = pointer[:bound]
+    else:
+        if not pointer.flags.c_contiguous:
+            raise ValueError(f"{where} has strides {pointer.strides}; expected one contiguous stretch of bytes")
+        if pointer.nbytes < bound * size:
+            raise ValueError(f"{where} has {pointer.nbytes} bytes; expected {bound} blocks of {size} bytes")
+        layer = pointer.view(np.uint8)[: bound * size].reshape(bound, size)
     if pointer.dtype not in (tensor.dtype, np.uint8):
         raise ValueError(f"{where} has dtype {pointer.dtype}; expected {tensor.dtype}, or uint8 for its bytes")
     return layer

@@ -61,6 +61,7 @@ class CudaDriver(Driver):
     name = "cuda"
 
     def __init__(self, bindings: ModuleType) -> None:
+        super().__init__()
         self._cuda = bindings
         self._contexts: dict[int, Any] = {}
         self._contexts_lock = threading.Lock()
@@ -225,6 +226,9 @@ class CudaDriver(Driver):
 
     def _primary_context(self, device: int) -> Any:
         # Retained once and never released: a release here could end a context that a framework still uses.
+        known = self._contexts.get(device)
+        if known is not None:  # without the lock, which a finalizer in the midst of the lines below could not take
+            return known
         with self._contexts_lock:
             if device not in self._contexts:
                 handle = self._call("cuDeviceGet", device)

@@ -20,5 +20,16 @@ class KVSwapDriverError(RuntimeError):
         self.result_name = result_name
         self.layer = layer
         self.run = run
+        self.advice = advice
         where = "" if layer is None else f" at layer {layer}, run {run}"
         super().__init__(f"{call} failed with {result_name}{where}{'. ' + advice if advice else ''}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # RuntimeError's own would make it anew from the message alone, which fails in a pool of processes.
+        return _made_again, (type(self), self.call, self.result_name, self.layer, self.run, self.advice)
+
+
+def _made_again(
+    kind: type[KVSwapDriverError], call: str, result_name: str, layer: int | None, run: int | None, advice: str
+) -> KVSwapDriverError:
+    return kind(call, result_name, layer=layer, run=run, advice=advice)

@@ -9,6 +9,7 @@ first byte to its last, and an asynchronous copy must not name pageable memory.
 from __future__ import annotations
 
 import ctypes
+import signal
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -133,6 +134,7 @@ class SimulatedDriver(Driver):
         memory_bytes_max: int = 64 << 30,
         hang_seconds: float = 0.0,
     ) -> None:
+        super().__init__()
         self.pitch_bytes_max = pitch_bytes_max
         self.memory_bytes_max = memory_bytes_max
         self.hang_seconds = hang_seconds
@@ -210,6 +212,23 @@ class SimulatedDriver(Driver):
             yield
         finally:
             self._current.device = before
+
+    @contextmanager
+    def uninterrupted(self) -> Iterator[None]:
+        """As Driver.uninterrupted. Ctrl-C is put off: an entry point is Python here, and ctypes would swallow the
+        KeyboardInterrupt and take the copy for done."""
+        handler = signal.getsignal(signal.SIGINT)
+        if handler is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        interrupts: list[int] = []
+        signal.signal(signal.SIGINT, lambda number, _frame: interrupts.append(number))
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, handler)
+            if interrupts:
+                signal.raise_signal(signal.SIGINT)
 
     def current_device(self) -> int | None:
         with self._lock:
@@ -409,6 +428,9 @@ class SimulatedDriver(Driver):
     def discard_allocation(self, start: int) -> None:
         """Free at the next call, for finalizers: the garbage collector may run in the midst of a call."""
         self._discarded.append(lambda: self._drop_allocation(start))
+
+    def discard_memory(self, address: int, kind: MemoryKind, device: int) -> None:
+        self.discard_allocation(address)
 
     def discard_stream(self, stream: int) -> None:
         """Destroy at the next call; see discard_allocation."""

@@ -103,7 +103,6 @@ class SimulatedArray:
 
     def __init__(self, memory: _DeviceMemory, address: int, layout: _Layout) -> None:
         self._memory = memory
-        self._layout = layout
         self.address = address
         self.shape = layout.shape
         self.dtype = layout.dtype
@@ -119,6 +118,17 @@ class SimulatedArray:
     @property
     def ndim(self) -> int:
         return len(self.shape)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("this array has no axes, and so no length")
+        return self.shape[0]
+
+    def __getitem__(self, index: int) -> SimulatedArray:
+        """A view of one element along the first axis, e.g. of one layer. Raises IndexError."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"index {index}; expected 0 <= index < {len(self)}")
+        return self.view(index * self.strides[0], self.shape[1:], self.dtype, self.strides[1:])
 
     def view(
         self,
@@ -151,7 +161,7 @@ class SimulatedArray:
             ValueError: the memory was freed.
         """
         memory = self._memory.bytes()
-        return np.ndarray(self.shape, self.dtype, memory.data, self.address - self._memory.start, self._layout.strides)
+        return np.ndarray(self.shape, self.dtype, memory.data, self.address - self._memory.start, self.strides)
 
     def to_numpy(self) -> ArrayOfAny:
         """A copy, made after every stream has finished (at once, within a launched function)."""
@@ -187,30 +197,31 @@ class SimulatedStream:
 
     Attributes:
         handle: its integer, as the driver takes it.
+        driver: whose stream it is.
     """
 
     def __init__(self, device: SimulatedDevice, handle: int) -> None:
         self.handle = handle
-        self._driver = device.driver
-        _at_death(self, self._driver.discard_stream, handle)
+        self.driver = device.driver
+        _at_death(self, self.driver.discard_stream, handle)
 
     def __repr__(self) -> str:
         return f"SimulatedStream({self.handle:#x})"
 
     def synchronize(self) -> None:
-        self._driver.stream_synchronize(self.handle)
+        self.driver.stream_synchronize(self.handle)
 
     def launch(self, function: Callable[[], object]) -> None:
         """Queue a Python function as a kernel; see SimulatedDriver.launch."""
-        self._driver.launch(self.handle, function)
+        self.driver.launch(self.handle, function)
 
     def latch(self) -> SimulatedLatch:
         """Hold the stream until the latch returned is opened."""
-        return self._driver.latch(self.handle)
+        return self.driver.latch(self.handle)
 
     def wait(self, event: SimulatedEvent) -> None:
         """What is queued from now on comes after the event's last record."""
-        self._driver.stream_wait_event(self.handle, event.handle)
+        self.driver.stream_wait_event(self.handle, event.handle)
 
 
 class SimulatedEvent:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from numba_kvswap.driver.errors import KVSwapDriverError
 from numba_kvswap.driver.in_flight import InFlight
@@ -22,18 +26,27 @@ class EntryPoints:
     event_record:    ``CUresult f(CUevent event, CUstream stream)``
 
     An address is checked for null here, once: calling null kills the process.
+
+    CALLS names the functions in the order of the fields, which is also the order of `words`.
     """
+
+    CALLS: ClassVar[tuple[str, ...]] = ("cuMemcpyAsync", "cuMemcpy2DAsync", "cuEventRecord")
 
     memcpy_async: int
     memcpy_2d_async: int
     event_record: int
 
     def __post_init__(self) -> None:
-        for name, address in vars(self).items():
+        for call, address in zip(self.CALLS, self.words, strict=True):
             if address == 0:
                 raise KVSwapDriverError(
-                    "cuGetProcAddress", "CUDA_ERROR_NOT_FOUND", advice=f"the driver has no {name}; update it"
+                    "cuGetProcAddress", "CUDA_ERROR_NOT_FOUND", advice=f"the driver has no {call}; update it"
                 )
+
+    @cached_property
+    def words(self) -> npt.NDArray[np.uint64]:
+        """The addresses as compiled loops take them."""
+        return np.array([self.memcpy_async, self.memcpy_2d_async, self.event_record], np.uint64)
 
 
 @dataclass(frozen=True)
@@ -69,10 +82,9 @@ class Driver(ABC):
     #: Largest row distance a 2-D copy may have (CU_DEVICE_ATTRIBUTE_MAX_PITCH).
     pitch_bytes_max: int
 
-    @cached_property
-    def in_flight(self) -> InFlight:
-        """What this driver still works on, kept alive until it is done."""
-        return InFlight()
+    def __init__(self) -> None:
+        #: What this driver still works on, kept alive until it has landed.
+        self.in_flight = InFlight()
 
     @abstractmethod
     def describe(self) -> Mapping[str, object]:
@@ -81,6 +93,10 @@ class Driver(ABC):
     @abstractmethod
     def activate(self, device: int) -> AbstractContextManager[None]:
         """Make the primary context of `device` current in this thread; on exit restore what was current."""
+
+    def uninterrupted(self) -> AbstractContextManager[None]:
+        """Around a stretch of entry point calls: no Python signal handler runs within."""
+        return contextlib.nullcontext()  # compiled code meets no signal handler
 
     @abstractmethod
     def current_device(self) -> int | None:
@@ -125,6 +141,16 @@ class Driver(ABC):
 
     @abstractmethod
     def event_destroy(self, event: int) -> None: ...
+
+    def discard_event(self, event: int) -> None:
+        """Destroy an event whose owner was garbage collected, which may happen in the midst of any call."""
+        with contextlib.suppress(KVSwapDriverError):
+            self.event_destroy(event)
+
+    def discard_memory(self, address: int, kind: Literal["device", "host"], device: int) -> None:
+        """Free memory whose owner was garbage collected, which may happen in the midst of any call."""
+        with contextlib.suppress(KVSwapDriverError), self.activate(device):
+            (self.device_free if kind == "device" else self.host_free)(address)
 
     @abstractmethod
     def event_record(self, event: int, stream: int) -> None: ...

@@ -4,14 +4,15 @@
 """
 
 from numba_kvswap.testing.cases import LayerShape, SwapCase, make_case
-from numba_kvswap.testing.conformance import assert_conforms, compare, difference, refused, run_case, snippet
+from numba_kvswap.testing.conformance import Comparison, assert_conforms, compare, run_case, snippet
 from numba_kvswap.testing.engines import CudaEngine, Engine, ReferenceEngine, SimulatedEngine, engine_named
-from numba_kvswap.testing.faults import FAULTS, OP_FAULTS, SWAPPER_FAULTS
+from numba_kvswap.testing.faults import FAULTS, OP_FAULTS, SWAPPER_FAULTS, faults_of
 
 __all__ = [
     "FAULTS",
     "OP_FAULTS",
     "SWAPPER_FAULTS",
+    "Comparison",
     "CudaEngine",
     "Engine",
     "LayerShape",
@@ -20,10 +21,9 @@ __all__ = [
     "SwapCase",
     "assert_conforms",
     "compare",
-    "difference",
     "engine_named",
+    "faults_of",
     "make_case",
-    "refused",
     "run_case",
     "snippet",
 ]

@@ -92,8 +92,8 @@ def layer_views(case: SwapCase, side: Side) -> list[LayerView]:
     return views
 
 
-def make_case(pick: Pick, fault_names: tuple[str, ...] = ("",)) -> SwapCase:
-    """A case from integers drawn by `pick`; `fault_names` are drawn from evenly, "" being a valid call."""
+def make_case(pick: Pick) -> SwapCase:
+    """A valid case from integers drawn by `pick`; `fault_at` too, for whoever then sets a fault."""
     entry: Literal["op", "swapper"] = "op" if pick(0, 1) else "swapper"
     layers = _made_layers(pick, (3, 4) if entry == "op" else (1, 4))
     device_blocks, host_blocks = pick(1, 9), pick(1, 9)
@@ -111,7 +111,6 @@ def make_case(pick: Pick, fault_names: tuple[str, ...] = ("",)) -> SwapCase:
         host_layout="block_major" if block_major else "layer_major",
         host_form="array" if padded else ("array", "address", "flat")[pick(0, 2)],
         ids_form=("list", "int64", "int32", "uint64")[pick(0, 3)],
-        fault=fault_names[pick(0, len(fault_names) - 1)],
         fault_at=pick(0, 11),
         schedule=bytes(pick(0, 255) for _ in range(pick(0, 24))),
         seed=pick(0, 2**31),

@@ -21,38 +21,43 @@ class Outcome:
     error: Exception | None
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """difference: what the engine did otherwise than the reference, in words, "" where they agree. refused: whether
+    the reference raised."""
+
+    difference: str
+    refused: bool
+
+
 def run_case(engine: Engine, case: SwapCase) -> Outcome:
     """Make the case's call on fresh images, and look at every byte afterwards."""
-    placed = engine.place(case, image(case, "device"), image(case, "host"))
+    images = (image(case, "device"), image(case, "host"))
+    placed = engine.place(case, *images)
     call = call_of(case, layer_views(case, "device"), layer_views(case, "host"))
-    error = None
+    error: Exception | None = None
+    # Whatever an engine raises is something to compare, a fault of the device's found only afterwards too.
     try:
         _make_call(engine, case, call, placed)
-    except (TypeError, ValueError, IndexError) as raised:
+    except Exception as raised:
         error = raised
-    return Outcome(*placed.images(), error)
+    try:
+        images = placed.images()
+    except Exception as raised:
+        error = raised
+    return Outcome(*images, error)
 
 
-def difference(engine: Engine, case: SwapCase) -> str:
-    """What the engine does otherwise than the reference, in words; "" where they agree."""
-    return _difference(run_case(ReferenceEngine(), case), run_case(engine, case))
-
-
-def refused(case: SwapCase) -> bool:
-    """Whether the reference refuses the case."""
-    return run_case(ReferenceEngine(), case).error is not None
-
-
-def compare(engine: Engine, case: SwapCase) -> tuple[str, bool]:
-    """`difference` and `refused` in one go."""
+def compare(engine: Engine, case: SwapCase) -> Comparison:
+    """Make the case's call on the reference and on the engine, and look at every byte of both."""
     expected = run_case(ReferenceEngine(), case)
-    return _difference(expected, run_case(engine, case)), expected.error is not None
+    return Comparison(_difference(expected, run_case(engine, case)), expected.error is not None)
 
 
 def assert_conforms(engine: Engine | str, case: SwapCase) -> None:
     """AssertionError, with a snippet that reproduces it, unless engine and reference agree on `case`."""
     judged = engine_named(engine) if isinstance(engine, str) else engine
-    found = difference(judged, case)
+    found = compare(judged, case).difference
     if found:
         raise AssertionError(f"{found}\n\n{snippet(judged.name, case)}")
 

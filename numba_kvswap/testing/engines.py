@@ -11,6 +11,7 @@ import numpy.typing as npt
 from numba_kvswap import reference
 from numba_kvswap.caches import DeviceCache, HostCache
 from numba_kvswap.driver import Driver, SimulatedDevice, cuda_driver
+from numba_kvswap.layers import Layer, LayerBytes
 from numba_kvswap.memory import DriverMemory
 from numba_kvswap.ops import swap_cache_all_layers
 from numba_kvswap.swapper import Swapper
@@ -77,7 +78,7 @@ class _PlacedInNumPy:
         return host_view(self._host, view)
 
     def images(self) -> tuple[Bytes, Bytes]:
-        return self._device, self._host
+        return self._device.copy(), self._host.copy()
 
 
 class _PackageEngine:
@@ -114,7 +115,7 @@ class _PlacedOnSimulated:
         return host_view(self._host, view)
 
     def images(self) -> tuple[Bytes, Bytes]:
-        return self._device.to_numpy(), self._host
+        return self._device.to_numpy(), self._host.copy()
 
 
 class CudaEngine(_PackageEngine):
@@ -126,7 +127,7 @@ class CudaEngine(_PackageEngine):
     def __init__(self) -> None:
         self._driver: Driver = cuda_driver()
         self._device = DriverMemory(self._driver, 0, self._ARENA_BYTES, "device")
-        self._pinned = DriverMemory(self._driver, 0, self._ARENA_BYTES, "pinned")
+        self._pinned = DriverMemory(self._driver, 0, self._ARENA_BYTES, "host")
 
     def place(self, case: SwapCase, device_image: Bytes, host_image: Bytes) -> Placed:
         return _PlacedOnCuda(self._driver, self._device, self._pinned, device_image, host_image)
@@ -154,7 +155,8 @@ class _PlacedOnCuda:
         if max(device_image.size, host_image.size) > device.size_bytes:
             raise ValueError(f"images of {device_image.size} and {host_image.size} bytes; the arenas hold less")
         self._driver, self._device, self._device_bytes = driver, device, device_image.size
-        self._host = _bytes_at(pinned, host_image.size)
+        size = host_image.size
+        self._host = np.asarray(LayerBytes(Layer(pinned.address, 1, size, size, "uint8", owner=pinned)))[0]
         self._host[:] = host_image
         with driver.activate(0):
             driver.copy_now(device.address, device_image.ctypes.data, device_image.size)
@@ -169,24 +171,7 @@ class _PlacedOnCuda:
         device = np.empty(self._device_bytes, np.uint8)
         with self._driver.activate(0):
             self._driver.copy_now(device.ctypes.data, self._device.address, device.size)
-        return device, self._host
-
-
-class _Span:
-    """Driver memory as NumPy sees it; the array made of it keeps the memory alive."""
-
-    def __init__(self, memory: DriverMemory, size_bytes: int) -> None:
-        self._memory = memory
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": "|u1",
-            "shape": (size_bytes,),
-            "data": (memory.address, False),
-        }
-
-
-def _bytes_at(memory: DriverMemory, size_bytes: int) -> Bytes:
-    return np.asarray(_Span(memory, size_bytes))
+        return device, self._host.copy()
 
 
 def engine_named(name: str) -> Engine:

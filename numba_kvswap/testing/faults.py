@@ -186,3 +186,8 @@ _OP_ONLY: dict[str, Fault] = {
 FAULTS: dict[str, Fault] = {**_EITHER, **_OP_ONLY}
 SWAPPER_FAULTS = tuple(name for name in _EITHER if name)
 OP_FAULTS = tuple(name for name in FAULTS if name)
+
+
+def faults_of(case: SwapCase) -> tuple[str, ...]:
+    """The faults that a call through the case's entry can have."""
+    return OP_FAULTS if case.entry == "op" else SWAPPER_FAULTS

@@ -9,7 +9,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from numba_kvswap.testing.cases import SwapCase, make_case
-from numba_kvswap.testing.faults import OP_FAULTS, SWAPPER_FAULTS
+from numba_kvswap.testing.faults import faults_of
 
 __all__ = ["id_pairs", "swap_cases"]
 
@@ -22,7 +22,7 @@ def swap_cases(draw: st.DrawFn, faults: Collection[str] = ("",)) -> SwapCase:
         ``swap_cases(faults=OP_FAULTS)`` makes every wrong call there is, ``swap_cases(faults=FAULTS)`` all calls.
     """
     case = make_case(lambda low, high: draw(st.integers(low, high)))
-    possible = [name for name in ("", *(OP_FAULTS if case.entry == "op" else SWAPPER_FAULTS)) if name in faults]
+    possible = [name for name in ("", *faults_of(case)) if name in faults]
     assume(possible)  # a fault that only the op can have, and a Swapper's case
     return dataclasses.replace(case, fault=draw(st.sampled_from(possible)))
 

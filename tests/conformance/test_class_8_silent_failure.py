@@ -142,7 +142,9 @@ def test_every_driver_call_of_the_op_that_fails_is_raised_by_that_op(rig):
     used = dict(rig.driver.calls)
     swap_cache_all_layers(rig.device, rig.host, BLOCKS, *IDS, 0, 0)
     calls = [call for call in CALLS if rig.driver.calls[call] > used.get(call, 0)]
-    calls.remove("cuEventDestroy")  # a destructor has nobody to tell
+    for unheard in ("cuEventDestroy", "cuEventQuery"):  # a destructor has nobody to tell; nor has tidying up
+        if unheard in calls:
+            calls.remove(unheard)
     assert {"cuMemcpyAsync", "cuEventRecord", "cuEventSynchronize", "cuPointerGetAttributes"} <= set(calls)
     for call in calls:
         rig.driver.fail(call)
@@ -177,34 +179,22 @@ def unrelated_swapper(rig):
     return Swapper([other], [rig.simulated.pinned_array((BLOCKS, SIZE), np.uint8)])
 
 
-_READ_BY_ANOTHER = (
-    "InFlight.add asks earlier transfers whether they are done, so the failure of one is raised by the next swap, "
-    "whose own transfer is then not kept alive"
-)
-
-
-@pytest.mark.xfail(strict=True, reason=_READ_BY_ANOTHER)
 def test_a_failed_transfer_is_not_read_by_the_next_swap(random_block):
     rig = Rig(random_block, schedule=EAGER)
     fail_on_the_device(rig)
     unrelated_swapper(rig).swap_out([0], [0]).wait()
 
 
-@pytest.mark.xfail(strict=True, reason=_READ_BY_ANOTHER)
 def test_a_failed_transfer_tells_whoever_waits_for_it_whatever_came_between(random_block):
     rig = Rig(random_block, schedule=EAGER)
     failed = fail_on_the_device(rig)
     with contextlib.suppress(KVSwapDriverError):
         unrelated_swapper(rig).swap_out([0], [0]).wait()
-    with pytest.raises(KVSwapDriverError, match="ILLEGAL_ADDRESS"):
-        failed.wait()
+    for _ in range(2):  # and however often it is asked
+        with pytest.raises(KVSwapDriverError, match="ILLEGAL_ADDRESS"):
+            failed.wait()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the op returns after a failing copy without waiting for the copies before it, so memory given by a bare "
-    "address is still being written when the caller is told that the call is over",
-)
 def test_the_op_leaves_nothing_running_after_a_failing_copy(rig):
     rig.driver.fail("cuMemcpyAsync", at=6)
     with pytest.raises(KVSwapDriverError):

@@ -1,8 +1,8 @@
 """The README's code runs as it stands, and its picture is what the package draws."""
 
 import re
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from numba_kvswap import SimulatedDevice
-from numba_kvswap.interop import array_facts, check_integer, producer_stream, stream_handle
+from numba_kvswap.ids import check_integer
+from numba_kvswap.interop import array_facts, producer_stream, stream_handle
 from numba_kvswap.layers import dtype_fault, layer_of, name_fault
 
 # ---- dtypes ----
@@ -182,19 +183,28 @@ class PlainHandle:
     ],
 )
 def test_stream_handles(stream, handle):
-    assert stream_handle(stream) == handle
-    assert type(stream_handle(stream)) is int
+    found = stream_handle(stream, SimulatedDevice().driver)
+    assert found == handle
+    assert type(found) is int
 
 
-def test_a_simulated_stream_has_its_handle():
+def test_a_simulated_stream_has_its_handle_on_its_own_driver_only():
     stream = SimulatedDevice().stream()
-    assert stream_handle(stream) == stream.handle
+    assert stream_handle(stream, stream.driver) == stream.handle
+    with pytest.raises(ValueError, match="a stream of another driver"):
+        stream_handle(stream, SimulatedDevice().driver)
+
+
+@pytest.mark.parametrize("bad", [-1, 2**64])
+def test_handles_that_no_driver_gives(bad):
+    with pytest.raises(ValueError, match=r"stream is .*expected a handle of 0 or more"):
+        stream_handle(bad, SimulatedDevice().driver)
 
 
 @pytest.mark.parametrize("bad", [True, "0", 1.0, object(), [0]])
 def test_what_is_no_stream_is_named(bad):
     with pytest.raises(TypeError, match=r"stream is .*expected None, an integer handle"):
-        stream_handle(bad)
+        stream_handle(bad, SimulatedDevice().driver)
 
 
 class Exported:

@@ -189,8 +189,8 @@ def test_caches_that_do_not_match(simulated):
     layer = simulated.device_array((BLOCKS, SIZE), np.uint8)
     pinned = simulated.pinned_array((BLOCKS, SIZE), np.uint8)
     assert "1 layers, the host cache 2" in refusal([layer], [pinned, pinned])
-    assert "device dtype uint8, host int8" in refusal([layer], [pinned.view(np.int8)])
-    assert "blocks of 16 bytes, host blocks of 8" in refusal([layer], [pinned.reshape(2 * BLOCKS, SIZE // 2)])
+    assert "device layer 0 has dtype uint8, host layer 0 int8" in refusal([layer], [pinned.view(np.int8)])
+    assert "blocks of 16 bytes, host layer 0 of 8" in refusal([layer], [pinned.reshape(2 * BLOCKS, SIZE // 2)])
     assert "no layers" in refusal([], [])
 
 
@@ -211,7 +211,7 @@ def test_arrays_on_the_wrong_side(simulated):
 def test_layers_of_several_devices_or_drivers():
     two = SimulatedDevice(devices=2)
     arrays = [two.device_array((BLOCKS, SIZE), np.uint8, device=device) for device in (0, 1)]
-    with pytest.raises(ValueError, match=r"devices \[0, 1\]; expected one device"):
+    with pytest.raises(ValueError, match="simulated device 0, simulated device 1; expected all on one device"):
         DeviceCache(arrays)
     with pytest.raises(ValueError, match="different devices or drivers"):
         DeviceCache([arrays[0], SimulatedDevice().device_array((BLOCKS, SIZE), np.uint8)])

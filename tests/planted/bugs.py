@@ -19,7 +19,7 @@ PLAN = "engine/test_plan.py"
 STREAM_ORDER = "engine/test_stream_order.py"
 SWAPPER = "engine/test_swapper.py"
 
-_PLAN, _LOOPS, _SUBMIT = "plan.py", "plan_loops.py", "submit.py"
+_IDS, _PLAN, _LOOPS, _SUBMIT = "ids.py", "plan.py", "plan_loops.py", "submit.py"
 _COPIES, _LAYERS, _OPS = "transports/copies.py", "layers.py", "ops.py"
 
 
@@ -61,21 +61,21 @@ BUGS = [
     Bug(
         "merged over padding",
         _SUBMIT,
-        "pieces = 1 if source[1] == size and target[1] == size else blocks",
+        "pieces = 1 if source[1] == block_bytes and target[1] == block_bytes else blocks",
         "pieces = 1",
     ),
     Bug(
         "merged over the target's padding",
         _SUBMIT,
-        "pieces = 1 if source[1] == size and target[1] == size else blocks",
-        "pieces = 1 if source[1] == size else blocks",
+        "pieces = 1 if source[1] == block_bytes and target[1] == block_bytes else blocks",
+        "pieces = 1 if source[1] == block_bytes else blocks",
         CLASS_5,
     ),
     Bug(
         "tail bytes lost",
         _SUBMIT,
-        "piece = np.uint64(blocks // pieces) * size",
-        "piece = np.uint64(blocks // pieces) * size & ~np.uint64(1)",
+        "piece_bytes = np.uint64(blocks // pieces) * block_bytes",
+        "piece_bytes = np.uint64(blocks // pieces) * block_bytes & ~np.uint64(1)",
     ),
     Bug(
         "offset cut to 32 bits",
@@ -94,15 +94,15 @@ BUGS = [
     Bug(
         "direction swapped",
         _COPIES,
-        "groups.device if out else groups.host,\n        groups.host if out else groups.device,",
-        "groups.host if out else groups.device,\n        groups.device if out else groups.host,",
+        "groups.device if out else groups.host,\n            groups.host if out else groups.device,",
+        "groups.host if out else groups.device,\n            groups.device if out else groups.host,",
     ),
-    Bug("mode 1 swaps out too", _OPS, 'if direction == "out" else swapper.swap_in', "if True else swapper.swap_in"),
+    Bug("mode 1 swaps out too", _OPS, '"out" if mode == 0 else "in"', '"out"'),
     Bug(
         "spacing of two layers taken for all",
         "cache_pair.py",
-        "else spacing == group.spacing",
-        "else True",
+        "even = group.layers == 1 or spacing == group.spacing",
+        "even = True",
         SWAPPER,
     ),
     Bug(
@@ -115,21 +115,22 @@ BUGS = [
     # ---- what is refused ----
     Bug(
         "first id unchecked",
-        _PLAN,
+        _IDS,
         "if ids.size == 0 or (ids.min() >= 0 and ids.max() < bound):",
         "if ids.size < 2 or (ids[1:].min() >= 0 and ids[1:].max() < bound):",
         CLASS_1,
     ),
     Bug(
         "upper bound off by one",
-        _PLAN,
-        "if self._maxima[0] < source_blocks and self._maxima[1] < target_blocks:",
-        "if self._maxima[0] <= source_blocks and self._maxima[1] <= target_blocks:",
+        _IDS,
+        "(ids.min() >= 0 and ids.max() < bound)",
+        "(ids.min() >= 0 and ids.max() <= bound)",
     ),
-    Bug("negative ids pass", _PLAN, "(ids.min() >= 0 and ids.max() < bound)", "ids.max() < bound", CLASS_1),
+    Bug("negative ids pass", _IDS, "(ids.min() >= 0 and ids.max() < bound)", "ids.max() < bound", CLASS_1),
+    Bug("a ready plan's bounds unchecked", "swapper.py", "device_ids.check_bounds(*blocks)", "pass", SWAPPER),
     Bug(
         "uint64 ids wrap",
-        _PLAN,
+        _IDS,
         "return ids.astype(object if too_large else np.int64)",
         "return ids.astype(np.int64)",
         PLAN,
@@ -140,9 +141,7 @@ BUGS = [
         "if source.size != target.size:",
         "source, target = source[: target.size], target[: source.size]\n        if source.size != target.size:",
     ),
-    Bug(
-        "booleans pass as ids", _PLAN, "if set(map(type, listed)) - {int}:", "if set(map(type, listed)) - {int, bool}:"
-    ),
+    Bug("booleans pass as ids", _IDS, "if set(map(type, listed)) - {int}:", "if set(map(type, listed)) - {int, bool}:"),
     Bug("mode check dropped", _OPS, "if mode not in (0, 1):", "if mode not in (0, 1, 2, -1):"),
     Bug("dimension check dropped", _OPS, "if len(tensor.shape) not in (3, 4):", "if len(tensor.shape) < 2:"),
     Bug("rank not compared with the device", _OPS, "if device != rank:", "if device < 0:", OP),
@@ -168,7 +167,7 @@ BUGS = [
     Bug("sub-byte types pass", _LAYERS, "_SUB_BYTE.fullmatch(dtype_name) else", "not dtype_name else", INTEROP),
     # ---- order, failures, lifetimes ----
     Bug("the op waits for layer 0's stream alone", _OPS, "event.make_wait(first)", "pass", OP),
-    Bug("the op does not wait", _OPS, "driver, rank)).wait()", "driver, rank))", OP),
+    Bug("the op does not wait", _OPS, "direction, plan, stream).wait()", "direction, plan, stream)", OP),
     Bug("wait returns early", "transfer.py", "self.end.synchronize()", "self.end.done()", STREAM_ORDER),
     Bug("wait_on does nothing", "transfer.py", "self.end.make_wait(handle)", "pass", STREAM_ORDER),
     Bug(
@@ -181,7 +180,7 @@ BUGS = [
         STREAM_ORDER,
     ),
     Bug("copies go to the default stream", _COPIES, "np.uint64(stream),", "np.uint64(0),", STREAM_ORDER),
-    Bug("driver status ignored", _COPIES, "    if status:\n", "    if status < 0:\n", CLASS_8),
+    Bug("driver status ignored", "swapper.py", "if submission.error is not None:", "if False:", CLASS_8),
     Bug(
         "copying goes on after a failure",
         _SUBMIT,
@@ -191,13 +190,29 @@ BUGS = [
     ),
     Bug("the failing layer is its group's", _SUBMIT, "failed[FAILED_LAYER] += first_layer", "pass", CLASS_8),
     Bug("the failing run is not named", _SUBMIT, "failed[FAILED_RUN] = run", "failed[FAILED_RUN] = 0", CLASS_8),
-    Bug("keep-alive dropped", "swapper.py", "pair.driver.in_flight.add(transfer)", "pass", STREAM_ORDER),
-    Bug("a done transfer is kept", "transfer.py", "self._pair.driver.in_flight.forget(self)", "pass", HOST_CACHE),
+    Bug("keep-alive dropped", "swapper.py", "pair.driver.in_flight.add(transfer, handle)", "pass", STREAM_ORDER),
+    Bug("a done transfer is kept", "transfer.py", "self._driver.in_flight.prune(self._stream)", "pass", HOST_CACHE),
+    Bug(
+        "a failure is read by the next swap",
+        "transfer.py",
+        "# no answer; its owner hears of it\n",
+        "\n            raise\n",
+        CLASS_8,
+    ),
+    Bug("a failed transfer forgets", "transfer.py", "self._failure = self._failure or error", "pass", CLASS_8),
+    Bug(
+        "a transfer is known only after its submission",
+        "swapper.py",
+        "                pair.driver.in_flight.add(transfer, handle)\n                pair.host_cache.check_open()\n",
+        "                pair.host_cache.check_open()\n",
+        HOST_CACHE,
+    ),
+    Bug("the op leaves copies running", _OPS, "device_cache.driver.stream_synchronize(stream)", "pass", CLASS_8),
     Bug(
         "close does not wait",
         "caches.py",
-        "self._memory.driver.in_flight.wait_for(self._memory)",
-        "pass",
+        "not self._memory.driver.in_flight.wait_for(self._memory)",
+        "False",
         HOST_CACHE,
     ),
     Bug("close under living views", "caches.py", "if len(self._views):", "if len(self._views) < 0:", HOST_CACHE),

@@ -1,0 +1,228 @@
+"""How things end: pools closed under swaps, failing clean-ups, Ctrl-C, finalizers, pickles."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from numba_kvswap import DeviceCache, HostCache, KVSwapDriverError, Plan, Swapper
+from numba_kvswap.driver import SimulatedDevice
+from numba_kvswap.transports import copies
+
+BLOCKS = 4
+
+
+class Rig:
+    def __init__(self, schedule=b"", blocks=BLOCKS, layers=1):
+        self.simulated = SimulatedDevice(schedule=schedule)
+        self.driver = self.simulated.driver
+        self.device_cache = DeviceCache.allocate(self.driver, blocks=blocks, block_bytes=[8] * layers)
+        self.host_cache = HostCache.allocate(self.device_cache, blocks=blocks)
+        self.swapper = Swapper(self.device_cache, self.host_cache)
+
+
+@pytest.fixture
+def rig():
+    return Rig()
+
+
+def test_a_failing_question_about_one_transfer_is_no_matter_of_the_next_swap(rig):
+    first, second = rig.simulated.stream(), rig.simulated.stream()
+    rig.swapper.swap_out([0], [0], first)
+    rig.driver.fail("cuEventQuery")
+    rig.swapper.swap_out([1], [1], second)
+    rig.host_cache.close()  # waits for both
+    rig.simulated.synchronize()
+
+
+def test_close_in_the_midst_of_a_submission_waits_for_it(rig, monkeypatch):
+    submit, closer = copies.submit, threading.Thread(target=rig.host_cache.close)
+
+    def close_meanwhile(*arguments):
+        submission = submit(*arguments)
+        closer.start()
+        closer.join(0.2)
+        assert closer.is_alive(), "it must wait until the transfer is submitted"
+        return submission
+
+    monkeypatch.setattr(copies, "submit", close_meanwhile)
+    rig.swapper.swap_out([0], [0]).wait()
+    closer.join()
+    assert rig.host_cache.closed
+
+
+def test_a_close_before_the_submission_is_seen(rig, monkeypatch):
+    checked = rig.swapper.checked_plan("out", [0], [0])
+    rig.host_cache.close()
+    with pytest.raises(ValueError, match="closed"):
+        rig.swapper.submit("out", checked)
+    assert len(rig.driver.in_flight) == 0
+
+
+@pytest.mark.parametrize("attempt", range(20))
+def test_swaps_and_closes_of_many_threads_end_well(attempt, monkeypatch):
+    rig, started, failures = Rig(schedule=bytes([attempt, 1, 0, 1] * 40)), threading.Barrier(3), []
+    monkeypatch.setattr(threading, "excepthook", lambda caught: failures.append(caught.exc_value))
+
+    def swap():
+        started.wait()
+        for _ in range(20):
+            try:
+                rig.swapper.swap_out([0, 2], [1, 3]).wait()
+            except ValueError as error:
+                assert "closed" in str(error)
+
+    def close():
+        started.wait()
+        rig.host_cache.close()
+
+    threads = [threading.Thread(target=work) for work in (swap, close, close)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    rig.simulated.synchronize()  # would tell of a copy into freed memory
+
+
+def test_a_pool_closed_by_a_finalizer_in_the_midst_of_a_swap_does_not_hang(rig):
+    class Pool:
+        def __init__(self):
+            self.itself = self
+            self.cache = HostCache.allocate(rig.device_cache, blocks=2)
+
+        def __del__(self):
+            self.cache.close()
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        for _ in range(40):
+            Pool()
+            rig.swapper.swap_out([1], [1])
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+@pytest.mark.parametrize("call", ["cuMemFreeHost", "cuCtxSetCurrent", "cuEventSynchronize"])
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_close_that_fails_may_be_called_again(rig, call, at):
+    rig.swapper.swap_out([0], [0])
+    before = rig.driver.live_allocations()
+    rig.driver.fail(call, at=at)
+    try:
+        rig.host_cache.close()
+    except KVSwapDriverError:
+        rig.host_cache.close()
+    assert rig.driver.live_allocations() == before - 1
+    rig.simulated.synchronize()
+
+
+def test_an_end_that_cannot_be_recorded_is_waited_for_another_way(rig):
+    rig.driver.fail("cuEventRecord", at=1)
+    rig.driver.fail("cuStreamSynchronize")
+    with pytest.raises(KVSwapDriverError, match="cuEventRecord"):
+        rig.swapper.swap_out([0], [0])
+    rig.host_cache.close()
+    rig.simulated.synchronize()
+
+
+def test_waiting_is_linear_in_what_is_pending(rig):
+    """Held by a latch, each further swap asks about the oldest alone."""
+    stream = rig.simulated.stream()
+    latch = stream.latch()
+    transfers = [rig.swapper.swap_out([0], [0], stream) for _ in range(50)]
+    before = rig.driver.calls["cuEventQuery"]
+    transfers.append(rig.swapper.swap_out([0], [0], stream))
+    assert rig.driver.calls["cuEventQuery"] - before <= 2
+    latch.open()
+    transfers[-1].wait()
+    assert len(rig.driver.in_flight) == 0
+
+
+def test_a_transfer_that_was_waited_for_holds_no_memory(rig):
+    transfer = rig.swapper.swap_out([0], [0])
+    transfer.wait()
+    assert not transfer.uses(rig.host_cache.layers[0].owner)
+    assert "done in" in repr(transfer)
+
+
+def test_ctrl_c_in_a_swap_loses_no_copy():
+    rig = Rig(blocks=4000)
+    plan = Plan(range(0, 4000, 2), range(2000))
+    rig.swapper.swap_out(plan).wait()
+    calls = rig.driver.calls["cuMemcpyAsync"] + rig.driver.calls["cuMemcpy2DAsync"]
+    enqueue, seen = rig.driver._put, []
+
+    def interrupt_once(operation):
+        if not seen:
+            seen.append(signal.raise_signal(signal.SIGINT))
+        enqueue(operation)
+
+    rig.driver._put = interrupt_once
+    with pytest.raises(KeyboardInterrupt):
+        rig.swapper.swap_out(plan)
+    assert rig.driver.calls["cuMemcpyAsync"] + rig.driver.calls["cuMemcpy2DAsync"] == calls + 2000
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_error_under_way_is_not_hidden_by_a_living_view(rig):
+    with pytest.raises(LookupError, match="mine"), rig.host_cache as cache:
+        view = cache.layer(0)
+        raise LookupError("mine")
+    assert view.shape == (BLOCKS, 8)
+
+
+def test_errors_travel_between_processes():
+    error = KVSwapDriverError("cuMemcpyAsync", "CUDA_ERROR_UNKNOWN", layer=3, run=1, advice="Look up")
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), vars(again)) == (str(error), vars(error))
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda plan: pickle.loads(pickle.dumps(plan))])
+def test_copies_of_a_plan_are_as_immutable(again):
+    plan = Plan([3, 1, 1], [0, 2, 0], sides=("device", "host"))
+    twin = again(plan)
+    assert twin == plan
+    assert (twin.sides, twin.runs) == (plan.sides, plan.runs)
+    with pytest.raises(ValueError, match="read-only"):
+        twin.run_source[0] = 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        ({"blocks": -1, "block_bytes": [8]}, ValueError),
+        ({"blocks": 2.5, "block_bytes": [8]}, TypeError),
+        ({"blocks": 1, "block_bytes": [0]}, ValueError),
+        ({"blocks": 1, "block_bytes": [8.0]}, TypeError),
+        ({"blocks": 1, "block_bytes": []}, ValueError),
+        ({"blocks": 1, "block_bytes": [8], "dtype": "int4"}, TypeError),
+    ],
+)
+def test_device_caches_that_cannot_be(rig, arguments, kind):
+    with pytest.raises(kind):
+        DeviceCache.allocate(rig.driver, **arguments)
+
+
+def test_layers_that_overlap_keep_their_order():
+    """Interleaved so that layer 1's block b overlaps layer 0's block b + 1: each layer must end before the next."""
+    simulated = SimulatedDevice(0)
+    device = simulated.device_array((2, 2, 4), np.uint8)
+    device.fill_from(np.arange(1, 17, dtype=np.uint8).reshape(2, 2, 4))
+    pinned = simulated.pinned_array(18, np.uint8)
+    pinned[:] = 0
+    host = [np.ndarray((2, 4), np.uint8, pinned.data, layer * 6, (8, 1)) for layer in range(2)]
+    Swapper(device, host).swap_out([1, 0], [0, 1]).wait()
+    expected = np.zeros(18, np.uint8)
+    for layer in range(2):
+        for source, target in ((1, 0), (0, 1)):
+            at = layer * 6 + target * 8
+            expected[at : at + 4] = device.to_numpy()[layer, source]
+    np.testing.assert_array_equal(pinned, expected)
