@@ -23,7 +23,7 @@ def check_integer(value: object, name: str) -> int:
 
 
 def as_ids(ids: Iterable[Any], side: str) -> npt.NDArray[Any]:
-    """A fresh int64 array of the ids; of dtype object where one is beyond 63 bits, for `check_range` to name.
+    """A fresh int64 array of the ids; of dtype object where one is beyond 63 bits, for a check of bounds to name.
 
     Raises TypeError for anything but a one-dimensional sequence of integers in host memory.
     """
@@ -47,12 +47,3 @@ def as_ids(ids: Iterable[Any], side: str) -> npt.NDArray[Any]:
         return np.fromiter(listed, np.int64, len(listed))
     except OverflowError:
         return np.array(listed, object)
-
-
-def check_range(ids: npt.NDArray[Any], bound: int, side: str) -> None:
-    """IndexError, naming position, id, side and bound, unless 0 <= id < bound for every id."""
-    if ids.size == 0 or (ids.min() >= 0 and ids.max() < bound):
-        return
-    position = int(np.flatnonzero((ids < 0) | (ids >= bound))[0])
-    expected = f"0 <= id < {bound}" if bound < NO_BOUND else "0 or more, and less than its side has blocks"
-    raise IndexError(f"position {position}: {side} id {ids[position]}; expected {expected}")

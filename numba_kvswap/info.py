@@ -37,8 +37,8 @@ def _cuda_lines() -> Iterator[str]:
     yield "engine         cuda"
     for name, value in facts.items():
         yield f"{name:<14} {value}"
-    for name, address in vars(driver.entry_points).items():
-        yield f"entry point    {name} at {address:#x}"
+    for call, address in zip(driver.entry_points.CALLS, driver.entry_points.words.tolist(), strict=True):
+        yield f"entry point    {call} at {address:#x}"
     from numba_kvswap.replay.kernels import HOW_TO_GET_KERNELS, why_no_kernels
 
     missing = why_no_kernels()

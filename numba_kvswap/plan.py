@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from numba_kvswap.ids import NO_BOUND, Ids, as_ids, check_range
-from numba_kvswap.plan_loops import merged_runs
+from numba_kvswap.ids import NO_BOUND, Ids, as_ids
+from numba_kvswap.plan_loops import extremes, merged_runs
 
 Sides = tuple[str, str]
 
@@ -56,15 +57,14 @@ class Plan:
         source, target = as_ids(source_ids, sides[0]), as_ids(target_ids, sides[1])
         if source.size != target.size:
             raise ValueError(f"{source.size} {sides[0]} ids and {target.size} {sides[1]} ids; expected as many")
-        check_range(source, blocks[0], sides[0])
-        check_range(target, blocks[1], sides[1])
-        self._fill(source, target, sides)
+        largest = (_largest(source, blocks[0], sides[0]), _largest(target, blocks[1], sides[1]))
+        self._fill(source, target, sides, largest)
 
-    def _fill(self, source: Ids, target: Ids, sides: Sides) -> None:
+    def _fill(self, source: Ids, target: Ids, sides: Sides, largest: tuple[int, int]) -> None:
         runs = merged_runs(source, target)
         for array in (source, target, *runs):
             array.flags.writeable = False
-        values = (source, target, *runs, sides, (int(source.max(initial=-1)), int(target.max(initial=-1))))
+        values = (source, target, *runs, sides, largest)
         names = ("source_ids", "target_ids", "run_source", "run_target", "run_blocks", "sides", "_largest")
         for name, value in zip(names, values, strict=True):
             object.__setattr__(self, name, value)
@@ -107,15 +107,15 @@ class Plan:
         become targets, and all receive it, as the pairs say.
         """
         back = Plan.__new__(Plan)
-        back._fill(self.target_ids, self.source_ids, (self.sides[1], self.sides[0]))
+        back._fill(self.target_ids, self.source_ids, self.sides[::-1], self._largest[::-1])
         return back
 
     def check_bounds(self, source_blocks: int, target_blocks: int) -> None:
         """IndexError, naming position, id, side and bound, where an id lies outside its side."""
         if self._largest[0] >= source_blocks:
-            check_range(self.source_ids, source_blocks, self.sides[0])
+            _largest(self.source_ids, source_blocks, self.sides[0])
         if self._largest[1] >= target_blocks:
-            check_range(self.target_ids, target_blocks, self.sides[1])
+            _largest(self.target_ids, target_blocks, self.sides[1])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
@@ -135,6 +135,16 @@ class Plan:
         from numba_kvswap.plan_picture import svg
 
         return svg(self)
+
+
+def _largest(ids: npt.NDArray[Any], bound: int, side: str) -> int:
+    """The largest id, -1 where there are none; IndexError, naming one, unless all are 0 or more and below `bound`."""
+    smallest, largest = (min(ids), max(ids)) if ids.dtype == object else extremes(ids)
+    if smallest >= 0 and largest < bound:
+        return int(largest)
+    position = int(np.flatnonzero((ids < 0) | (ids >= bound))[0])
+    expected = f"0 <= id < {bound}" if bound < NO_BOUND else "0 or more, and less than its side has blocks"
+    raise IndexError(f"position {position}: {side} id {ids[position]}; expected {expected}")
 
 
 def _plan_again(source_ids: Ids, target_ids: Ids, sides: Sides) -> Plan:

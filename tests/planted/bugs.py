@@ -113,20 +113,9 @@ BUGS = [
         PLAN,
     ),
     # ---- what is refused ----
-    Bug(
-        "first id unchecked",
-        _IDS,
-        "if ids.size == 0 or (ids.min() >= 0 and ids.max() < bound):",
-        "if ids.size < 2 or (ids[1:].min() >= 0 and ids[1:].max() < bound):",
-        CLASS_1,
-    ),
-    Bug(
-        "upper bound off by one",
-        _IDS,
-        "(ids.min() >= 0 and ids.max() < bound)",
-        "(ids.min() >= 0 and ids.max() <= bound)",
-    ),
-    Bug("negative ids pass", _IDS, "(ids.min() >= 0 and ids.max() < bound)", "ids.max() < bound", CLASS_1),
+    Bug("first id unchecked", _LOOPS, "for i in range(ids.size):", "for i in range(1, ids.size):", CLASS_1),
+    Bug("upper bound off by one", _PLAN, "smallest >= 0 and largest < bound", "smallest >= 0 and largest <= bound"),
+    Bug("negative ids pass", _PLAN, "if smallest >= 0 and largest < bound:", "if largest < bound:", CLASS_1),
     Bug("a ready plan's bounds unchecked", "swapper.py", "device_ids.check_bounds(*blocks)", "pass", SWAPPER),
     Bug(
         "uint64 ids wrap",
@@ -143,7 +132,7 @@ BUGS = [
     ),
     Bug("booleans pass as ids", _IDS, "if set(map(type, listed)) - {int}:", "if set(map(type, listed)) - {int, bool}:"),
     Bug("mode check dropped", _OPS, "if mode not in (0, 1):", "if mode not in (0, 1, 2, -1):"),
-    Bug("dimension check dropped", _OPS, "if len(tensor.shape) not in (3, 4):", "if len(tensor.shape) < 2:"),
+    Bug("dimension check dropped", _OPS, "if len(tensor.shape) not in (3, 4):", "if len(tensor.shape) < 2:", OP),
     Bug("rank not compared with the device", _OPS, "if device != rank:", "if device < 0:", OP),
     Bug("blocks behind an address not counted", _LAYERS, "if found < layer.extent_bytes:", "if found < 1:", OP),
     Bug(

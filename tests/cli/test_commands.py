@@ -1,0 +1,121 @@
+"""The command line: what it prints, writes and returns."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from numba_kvswap import check as check_module
+from numba_kvswap.__main__ import main
+from numba_kvswap.driver import cuda_available, why_no_cuda
+from numba_kvswap.testing import SimulatedEngine, engine_named
+
+CHECK_FIELDS = {"engine", "examples", "invalid_examples", "mismatches", "seconds"}
+REPLAY_FIELDS = {
+    "requests",
+    "blocks_out",
+    "blocks_in",
+    "runs_out",
+    "runs_in",
+    "bytes_out",
+    "bytes_in",
+    "blocks_verified",
+    "mismatches",
+    "engine",
+    "device",
+    "seconds",
+}
+
+
+def test_info_names_versions_and_the_engine(capsys):
+    assert main(["info"]) == 0
+    text = capsys.readouterr().out
+    for word in ("numba_kvswap", "numpy", "numba-cuda", "cuda-bindings", "toolkit", "pinned memory", "engine"):
+        assert word in text
+    if cuda_available():
+        for call in ("cuMemcpyAsync", "cuMemcpy2DAsync", "cuEventRecord"):
+            assert f"{call} at 0x" in text
+    else:
+        assert why_no_cuda() in text
+        assert "to use a GPU" in text
+
+
+def test_check_writes_its_counts(tmp_path, capsys):
+    file = tmp_path / "check.json"
+    assert main(["check", "--examples", "60", "--seed", "3", "--engine", "simulated", "--json", str(file)]) == 0
+    report = json.loads(file.read_text())
+    assert report.keys() >= CHECK_FIELDS
+    assert (report["engine"], report["examples"], report["mismatches"]) == ("simulated", 60, 0)
+    assert 0 < report["invalid_examples"] < 60
+    assert "0 mismatches" in capsys.readouterr().out
+
+
+def test_the_same_seed_makes_the_same_calls():
+    reports = [check_module.check(engine_named("simulated"), 40, seed=5)[0] for _ in range(2)]
+    assert reports[0].invalid_examples == reports[1].invalid_examples
+
+
+class ForgetsToWait(SimulatedEngine):
+    """Swaps nothing at all."""
+
+    def swap(self, direction, device, host, ids):
+        pass
+
+
+def test_a_mismatch_is_exit_status_1_with_a_snippet(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("numba_kvswap.testing.engine_named", lambda name: ForgetsToWait())
+    file = tmp_path / "check.json"
+    assert main(["check", "--examples", "60", "--engine", "simulated", "--json", str(file)]) == 1
+    assert json.loads(file.read_text())["mismatches"] > 0
+    text = capsys.readouterr().out
+    assert "assert_conforms('simulated', SwapCase(" in text
+
+
+def test_replay_of_a_made_trace(tmp_path, capsys):
+    file = tmp_path / "replay.json"
+    arguments = ["replay", "--requests", "150", "--device-blocks", "300", "--host-blocks", "900", "--seed", "2"]
+    assert main([*arguments, "--engine", "simulated", "--json", str(file)]) == 0
+    report = json.loads(file.read_text())
+    assert report.keys() >= REPLAY_FIELDS
+    assert (report["requests"], report["mismatches"]) == (150, 0)
+    assert report["blocks_out"] > 0
+    assert report["bytes_out"] == report["blocks_out"] * 2048  # tiny: 2 layers of K and V, 512 bytes each
+    assert "blocks a run" in capsys.readouterr().out
+
+
+def test_replay_in_smaller_blocks_and_other_geometries(capsys):
+    small = ["replay", "--requests", "40", "--device-blocks", "512", "--host-blocks", "1024", "--engine", "simulated"]
+    assert main([*small, "--block-tokens", "64"]) == 0
+    assert main([*small, "--block-tokens", "64", "--model", "deepseek-v3", "--layers", "1"]) == 0
+    assert main([*small, "--block-tokens", "64", "--model", "llama-3-70b", "--tp", "8", "--layers", "1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["replay", "--model", "gpt-9"], "llama-3-8b"),
+        (["replay", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["replay", "--block-tokens", "100"], "expected a divisor of 512"),
+        (["replay", "--model", "llama-3-8b", "--tp", "3"], "does not divide"),
+        (["check", "--json", "/nonexistent/check.json"], "/nonexistent/check.json"),
+        (["replay", "--device-blocks", "1", "--block-tokens", "64"], "device_blocks"),
+    ],
+)
+def test_a_mistake_in_the_call_is_exit_status_2_in_words(arguments, words, capsys):
+    assert main([*arguments, "--engine", "simulated"]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "x", "1.5"])
+def test_counts_are_whole_and_positive(value, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "--examples", value])
+    assert ended.value.code == 2
+    assert "expected a whole number, 1 or more" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(cuda_available(), reason="this machine has CUDA")
+def test_the_cuda_engine_without_a_gpu_says_what_is_missing(capsys):
+    assert main(["replay", "--engine", "cuda"]) == 2
+    assert "CUDA" in capsys.readouterr().err
