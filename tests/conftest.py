@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,6 +36,21 @@ def engine(request):
 def package_engine(request):
     """The engines that are judged by the reference."""
     return engine_named(request.param)
+
+
+@pytest.fixture(scope="session")
+def mooncake_trace():
+    """The Mooncake project's conversation_trace.jsonl (FAST25-release/traces), where MOONCAKE_TRACE names it."""
+    path = Path(os.environ.get("MOONCAKE_TRACE", "conversation_trace.jsonl"))
+    if not path.exists():
+        pytest.skip("MOONCAKE_TRACE names no conversation_trace.jsonl of the Mooncake project")
+    return path
+
+
+def pytest_terminal_summary(terminalreporter):
+    """One line for the hundreds of skips that have one reason."""
+    if why_no_cuda():
+        terminalreporter.write_line(f"tests that need a GPU are skipped: {why_no_cuda()}")
 
 
 class Pools:

@@ -11,8 +11,6 @@ from numba_kvswap.replay import trace
 from numba_kvswap.replay.tiers import Placement
 from numba_kvswap.replay.trace import Request, made_trace, read_trace
 
-MOONCAKE = Path(__file__).parents[3] / "shared/data/mooncake/conversation_trace.jsonl"
-
 GOOD_LINE = '{"timestamp": 27, "input_length": 700, "output_length": 5, "hash_ids": [4, 9]}\n'
 GOOD = Request(timestamp_ms=27, input_length=700, output_length=5, hash_ids=(4, 9))
 
@@ -114,9 +112,8 @@ def test_a_missing_file_says_so(tmp_path):
         next(read_trace(tmp_path / "no_such_trace.jsonl"))
 
 
-@pytest.mark.skipif(not MOONCAKE.exists(), reason=f"the Mooncake conversation trace is not at {MOONCAKE}")
-def test_the_mooncake_trace_is_read_whole():
-    requests = list(read_trace(MOONCAKE))
+def test_the_mooncake_trace_is_read_whole(mooncake_trace):
+    requests = list(read_trace(mooncake_trace))
     assert len(requests) == 12_031
     assert requests[0].hash_ids == tuple(range(14))
     assert (requests[-1].timestamp_ms, requests[-1].input_length, len(requests[-1].hash_ids)) == (3_536_999, 20_774, 41)

@@ -1,0 +1,83 @@
+"""The main job: what a replay moves is what its placement says, and every block that is wrong is counted."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from numba_kvswap.driver import cuda_available, why_no_cuda
+from numba_kvswap.replay.models import model_named
+from numba_kvswap.replay.run import replay
+from numba_kvswap.replay.stages import SimulatedStage, stage_named
+from numba_kvswap.replay.tiers import Placement
+from numba_kvswap.replay.trace import made_trace, read_trace
+from numba_kvswap.transports import copies
+
+TINY = model_named("tiny").block_shapes(64)
+_CUDA = pytest.param(
+    "cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not cuda_available(), reason=why_no_cuda() or "has CUDA")]
+)
+
+
+@pytest.mark.parametrize("engine", ["simulated", _CUDA])
+@pytest.mark.parametrize("blocks_per_id", [1, 8])
+def test_counts_are_the_placements_and_every_block_is_right(engine, blocks_per_id):
+    sizes = (300 * blocks_per_id, 500 * blocks_per_id, blocks_per_id)
+    expected, out, in_, computed = Placement(*sizes), 0, 0, 0
+    for request in made_trace(3, 200):
+        moves = expected.place(request.hash_ids)
+        out, in_ = out + moves.out_device.size, in_ + moves.in_device.size
+        computed += moves.computed_device.size
+    report = replay(made_trace(3, 200), TINY, Placement(*sizes), stage_named(engine, 3))
+    assert out > 0
+    assert in_ > 0
+    assert (report.blocks_out, report.blocks_in, report.blocks_computed) == (out, in_, computed)
+    residents = expected.device_blocks_by_id()[1].size + expected.host_blocks_by_id()[1].size
+    assert (report.blocks_verified, report.mismatches) == (in_ + residents, 0)
+    assert report.bytes_out == out * sum(shape.block_bytes for shape in TINY)
+    assert report.swap_seconds_out > 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_schedule_makes_it_wrong(seed):
+    report = replay(made_trace(1, 120), TINY, Placement(200, 300), SimulatedStage(seed))
+    assert report.mismatches == 0
+
+
+@pytest.mark.parametrize("direction", ["out", "in"])
+def test_a_swap_that_moves_nothing_is_found(monkeypatch, direction):
+    submit = copies.submit
+
+    def skip_one_direction(plan, pair, found, stream, start, end):
+        empty = type(plan)([], []) if found == direction else plan
+        return submit(empty, pair, found, stream, start, end)
+
+    monkeypatch.setattr(copies, "submit", skip_one_direction)
+    assert replay(made_trace(1, 150), TINY, Placement(200, 300), SimulatedStage()).mismatches > 0
+
+
+def test_a_swap_on_the_wrong_stream_is_found(monkeypatch):
+    """The default stream is not ordered with the replay's own: some schedule shows it."""
+    submit, mismatches = copies.submit, 0
+    monkeypatch.setattr(copies, "submit", lambda plan, pair, way, _stream, *events: submit(plan, pair, way, 0, *events))
+    for seed in range(5):
+        mismatches += replay(made_trace(1, 150), TINY, Placement(200, 300), SimulatedStage(seed)).mismatches
+    assert mismatches > 0
+
+
+def test_nothing_is_left_behind():
+    stage = SimulatedStage()
+    driver = stage.driver
+    replay(made_trace(1, 50), TINY, Placement(200, 300), stage)
+    del stage  # holds views of the device cache
+    gc.collect()
+    assert (driver.live_allocations(), driver.live_events(), len(driver.in_flight)) == (0, 0, 0)
+
+
+def test_the_mooncake_conversation_trace(mooncake_trace):
+    layers = model_named("tiny").block_shapes(512)
+    report = replay(read_trace(mooncake_trace), layers, Placement(1000, 8000), SimulatedStage())
+    assert (report.requests, report.blocks_out, report.blocks_in) == (12_031, 233_005, 41_860)
+    assert (report.runs_out, report.runs_in) == (196_447, 34_908)
+    assert (report.blocks_verified, report.mismatches) == (41_860 + 9_000, 0)
