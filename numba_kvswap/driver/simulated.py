@@ -69,11 +69,6 @@ CALLS = (
 
 _MEMORY_HOST, _MEMORY_DEVICE, _MEMORY_UNIFIED = 1, 2, 4
 _MEMCPY_2D = ctypes.c_uint64 * 16  # CUDA_MEMCPY2D: every field is 8 bytes, or 4 and padding
-_ADVICE = {
-    statuses.INVALID_CONTEXT: "no context is current in this thread; use it within driver.activate(device)",
-    statuses.INVALID_HANDLE: "the stream or event is unknown, destroyed, or of another device",
-    statuses.NOT_READY: "an event has not been reached; call event_synchronize first",
-}
 
 
 class _Refused(Exception):
@@ -198,14 +193,13 @@ class SimulatedDriver(Driver):
 
     @contextmanager
     def activate(self, device: int) -> Iterator[None]:
-        with self._lock:
-            self._begin("cuCtxSetCurrent")
-        if not 0 <= device < self.devices:
-            raise KVSwapDriverError(
-                "cuDeviceGet",
-                self.result_name(statuses.INVALID_DEVICE),
-                advice=f"there is no device {device}; this driver has devices 0 to {self.devices - 1}",
-            )
+        with self._verb("cuCtxSetCurrent"):
+            if not 0 <= device < self.devices:
+                raise KVSwapDriverError(
+                    "cuDeviceGet",
+                    self.result_name(statuses.INVALID_DEVICE),
+                    advice=f"there is no device {device}; this driver has devices 0 to {self.devices - 1}",
+                )
         before = self._device_or_none()
         self._current.device = device
         try:
@@ -231,8 +225,7 @@ class SimulatedDriver(Driver):
                 signal.raise_signal(signal.SIGINT)
 
     def current_device(self) -> int | None:
-        with self._lock:
-            self._begin("cuCtxGetDevice")
+        with self._verb("cuCtxGetDevice"):
             return self._device_or_none()
 
     # ---- memory ----
@@ -250,8 +243,7 @@ class SimulatedDriver(Driver):
         self._free("cuMemFreeHost", "host", address)
 
     def pointer_info(self, address: int) -> PointerInfo:
-        with self._lock:
-            self._begin("cuPointerGetAttributes")
+        with self._verb("cuPointerGetAttributes"):
             found = self._memory.find(address)
         if found is None:
             return PointerInfo("unknown", 0, 0, -1)
@@ -268,17 +260,15 @@ class SimulatedDriver(Driver):
 
     def copy_now(self, target: int, source: int, size_bytes: int) -> None:
         """As Driver.copy_now. An address in no live allocation is taken for pageable memory, and trusted."""
-        with self._lock:
-            self._begin("cuMemcpy")
-            with self._raising("cuMemcpy"):
-                copy = Copy(
-                    self._stream(0),
-                    target,
-                    self._span_or_pageable("target", target, size_bytes),
-                    source,
-                    self._span_or_pageable("source", source, size_bytes),
-                    size_bytes,
-                )
+        with self._verb("cuMemcpy"):
+            copy = Copy(
+                self._stream(0),
+                target,
+                self._span_or_pageable("target", target, size_bytes),
+                source,
+                self._span_or_pageable("source", source, size_bytes),
+                size_bytes,
+            )
             if size_bytes:
                 self._put(copy)
                 self._schedule.finish(copy, self._wait_for_a_change)
@@ -294,31 +284,25 @@ class SimulatedDriver(Driver):
 
     def stream_destroy(self, stream: int) -> None:
         """As Driver.stream_destroy: what is queued still runs."""
-        with self._lock:
-            self._begin("cuStreamDestroy")
-            self._known(self._streams, stream, "cuStreamDestroy")
+        with self._verb("cuStreamDestroy"):
+            self._known(self._streams, stream)
             self._destroy_stream(stream)
 
     def stream_synchronize(self, stream: int) -> None:
-        with self._lock:
-            self._begin("cuStreamSynchronize")
-            with self._raising("cuStreamSynchronize"):
-                last = self._stream(stream).last
+        with self._verb("cuStreamSynchronize"):
+            last = self._stream(stream).last
             if last is not None:
                 self._schedule.finish(last, self._wait_for_a_change)
 
     def synchronize(self) -> None:
         """Wait for every stream of every device."""
-        with self._lock:
-            self._begin("cuCtxSynchronize")
+        with self._verb("cuCtxSynchronize"):
             self._schedule.finish_all(self._wait_for_a_change)
 
     def stream_wait_event(self, stream: int, event: int) -> None:
-        with self._lock:
-            self._begin("cuStreamWaitEvent")
-            record = self._known(self._events, event, "cuStreamWaitEvent").record
-            with self._raising("cuStreamWaitEvent"):
-                wait = Wait(self._stream(stream))
+        with self._verb("cuStreamWaitEvent"):
+            record = self._known(self._events, event).record
+            wait = Wait(self._stream(stream))
             if record is not None:
                 wait.come_after(record)
                 self._put(wait)
@@ -329,10 +313,8 @@ class SimulatedDriver(Driver):
         It runs in whichever thread moves the stream on, with the driver's lock held: it must neither
         synchronize nor wait for a thread that uses this driver.
         """
-        with self._lock:
-            self._begin("cuLaunchKernel")
-            with self._raising("cuLaunchKernel"):
-                self._put(Launch(self._stream(stream), function))
+        with self._verb("cuLaunchKernel"):
+            self._put(Launch(self._stream(stream), function))
 
     def inside_launch(self) -> bool:
         """Whether the calling thread is within a launched function."""
@@ -342,62 +324,51 @@ class SimulatedDriver(Driver):
 
     def latch(self, stream: int) -> SimulatedLatch:
         """Queue something that holds the stream until the latch returned is opened."""
-        with self._lock:
-            self._begin("cuLaunchKernel")
-            with self._raising("cuLaunchKernel"):
-                hold = Hold(self._stream(stream))
+        with self._verb("cuLaunchKernel"):
+            hold = Hold(self._stream(stream))
             self._put(hold)
             return SimulatedLatch(self, hold)
 
     # ---- events ----
 
     def event_create(self) -> int:
-        with self._lock:
-            self._begin("cuEventCreate")
-            with self._raising("cuEventCreate"):
-                event = Event(self._device())
+        with self._verb("cuEventCreate"):
+            event = Event(self._device())
             handle = next(self._event_handles)
             self._events[handle] = event
             return handle
 
     def event_destroy(self, event: int) -> None:
-        with self._lock:
-            self._begin("cuEventDestroy")
-            self._known(self._events, event, "cuEventDestroy")
+        with self._verb("cuEventDestroy"):
+            self._known(self._events, event)
             del self._events[event]
 
     def event_record(self, event: int, stream: int) -> None:
-        with self._lock:
-            self._begin("cuEventRecord")
-            with self._raising("cuEventRecord"):
-                self._record(event, stream)
+        with self._verb("cuEventRecord"):
+            self._enqueue_record(event, stream)
 
     def event_done(self, event: int) -> bool:
         """As Driver.event_done. Raises the failure of work before the event, if nobody was told of it yet."""
-        with self._lock:
-            self._begin("cuEventQuery")
-            record = self._known(self._events, event, "cuEventQuery").record
+        with self._verb("cuEventQuery"):
+            record = self._known(self._events, event).record
             if record is not None and record.done:
                 self._schedule.finish(record, self._wait_for_a_change)
             return record is None or record.done
 
     def event_synchronize(self, event: int) -> None:
-        with self._lock:
-            self._begin("cuEventSynchronize")
-            record = self._known(self._events, event, "cuEventSynchronize").record
+        with self._verb("cuEventSynchronize"):
+            record = self._known(self._events, event).record
             if record is not None:
                 self._schedule.finish(record, self._wait_for_a_change)
 
     def event_seconds(self, start: int, end: int) -> float:
-        with self._lock:
-            self._begin("cuEventElapsedTime")
-            first = self._known(self._events, start, "cuEventElapsedTime").record
-            last = self._known(self._events, end, "cuEventElapsedTime").record
-            with self._raising("cuEventElapsedTime"):
-                if first is None or last is None:
-                    raise _Refused(statuses.INVALID_HANDLE, "an event was never recorded; call event_record first")
-                if not (first.done and last.done):
-                    raise _Refused(statuses.NOT_READY, _ADVICE[statuses.NOT_READY])
+        with self._verb("cuEventElapsedTime"):
+            first = self._known(self._events, start).record
+            last = self._known(self._events, end).record
+            if first is None or last is None:
+                raise _Refused(statuses.INVALID_HANDLE, "an event was never recorded; call event_record first")
+            if not (first.done and last.done):
+                raise _Refused(statuses.NOT_READY, "an event has not been reached; call event_synchronize first")
             return last.seconds - first.seconds
 
     # ---- faults ----
@@ -466,19 +437,26 @@ class SimulatedDriver(Driver):
     def _make_entry_points(self) -> EntryPoints:
         self._callbacks: list[object] = []
         return EntryPoints(
-            memcpy_async=self._entry_point(self._enqueue_copy, arguments=4),
-            memcpy_2d_async=self._entry_point(self._enqueue_copy_2d, arguments=2),
-            event_record=self._entry_point(self._enqueue_record, arguments=2),
+            memcpy_async=self._entry_point("cuMemcpyAsync", self._enqueue_copy, arguments=4),
+            memcpy_2d_async=self._entry_point("cuMemcpy2DAsync", self._enqueue_copy_2d, arguments=2),
+            event_record=self._entry_point("cuEventRecord", self._enqueue_record, arguments=2),
         )
 
-    def _entry_point(self, enqueue: Callable[..., int], arguments: int) -> int:
-        """The address of a C function that calls `enqueue` with the lock held."""
+    def _entry_point(self, call: str, enqueue: Callable[..., None], arguments: int) -> int:
+        """The address of a C function that calls `enqueue` with the lock held; its status tells of a refusal."""
 
         def callback(*words: int) -> int:
             # Nothing may leave a callback: ctypes would print it and hand the caller garbage as a status.
             try:
                 with self._lock:
-                    return enqueue(*words)
+                    if status := self._used(call):
+                        return status
+                    try:
+                        enqueue(*words)
+                    except _Refused as refused:
+                        self.last_refusal = str(refused)
+                        return refused.status
+                    return statuses.SUCCESS
             except BaseException as error:
                 self._remembered = error
                 return statuses.UNKNOWN
@@ -488,51 +466,28 @@ class SimulatedDriver(Driver):
         self._callbacks.append(function)
         return ctypes.cast(function, ctypes.c_void_p).value or 0
 
-    def _enqueue_copy(self, target: int, source: int, size_bytes: int, stream: int) -> int:
-        if status := self._used("cuMemcpyAsync"):
-            return status
-        try:
-            self._device()
-            queue = self._stream(stream)
-            if size_bytes:
-                target_in = self._target_span(target, size_bytes)
-                source_in = self._source_span(source, size_bytes)
-                self._put(Copy(queue, target, target_in, source, source_in, size_bytes))
-        except _Refused as refused:
-            return self._refusal(refused)
-        return statuses.SUCCESS
+    def _enqueue_copy(self, target: int, source: int, size_bytes: int, stream: int) -> None:
+        self._device()
+        queue = self._stream(stream)
+        if size_bytes:
+            target_in = self._target_span(target, size_bytes)
+            source_in = self._source_span(source, size_bytes)
+            self._put(Copy(queue, target, target_in, source, source_in, size_bytes))
 
-    def _enqueue_copy_2d(self, address: int, stream: int) -> int:
-        if status := self._used("cuMemcpy2DAsync"):
-            return status
-        try:
-            self._device()
-            queue = self._stream(stream)
-            if not address:
-                raise _Refused(statuses.INVALID_VALUE, "the CUDA_MEMCPY2D is null")
-            words = _MEMCPY_2D.from_address(address)[:]
-            width, rows = words[14], words[15]
-            if width and rows:
-                source = self._side_2d("source", words[0:7], width, rows)
-                target = self._side_2d("target", words[7:14], width, rows)
-                self._put(Copy2D(queue, target, source, width, rows))
-        except _Refused as refused:
-            return self._refusal(refused)
-        return statuses.SUCCESS
+    def _enqueue_copy_2d(self, address: int, stream: int) -> None:
+        self._device()
+        queue = self._stream(stream)
+        if not address:
+            raise _Refused(statuses.INVALID_VALUE, "the CUDA_MEMCPY2D is null")
+        words = _MEMCPY_2D.from_address(address)[:]
+        width, rows = words[14], words[15]
+        if width and rows:
+            source = self._side_2d("source", words[0:7], width, rows)
+            target = self._side_2d("target", words[7:14], width, rows)
+            self._put(Copy2D(queue, target, source, width, rows))
 
-    def _enqueue_record(self, event: int, stream: int) -> int:
-        if status := self._used("cuEventRecord"):
-            return status
-        try:
-            self._record(event, stream)
-        except _Refused as refused:
-            return self._refusal(refused)
-        return statuses.SUCCESS
-
-    def _record(self, event: int, stream: int) -> None:
-        found = self._events.get(event)
-        if found is None:
-            raise _Refused(statuses.INVALID_HANDLE, f"event {event:#x} is unknown or destroyed")
+    def _enqueue_record(self, event: int, stream: int) -> None:
+        found = self._known(self._events, event)
         record = Record(self._stream(stream))
         if record.stream.device != found.device:
             raise _Refused(
@@ -541,10 +496,6 @@ class SimulatedDriver(Driver):
             )
         found.record = record
         self._put(record)
-
-    def _refusal(self, refused: _Refused) -> int:
-        self.last_refusal = str(refused)
-        return refused.status
 
     def _side_2d(self, side: str, words: list[int], width: int, rows: int) -> tuple[int, int, Allocation]:
         """One side of a CUDA_MEMCPY2D: first row's address, pitch, allocation."""
@@ -564,10 +515,20 @@ class SimulatedDriver(Driver):
             raise _Refused(statuses.INVALID_VALUE, f"{side}: {found.kind} memory given as memory type {memory}")
         return start, pitch, found
 
-    # ---- the steps that calls share; the lock is held in each ----
+    # ---- the steps that calls share; but for `_verb`, which takes it, each is called with the lock held ----
+
+    @contextmanager
+    def _verb(self, call: str) -> Iterator[None]:
+        """Around the body of a Python verb: take the lock, begin, and raise a refusal as the call's error."""
+        with self._lock:
+            self._begin(call)
+            try:
+                yield
+            except _Refused as refused:
+                raise KVSwapDriverError(call, self.result_name(refused.status), advice=str(refused)) from None
 
     def _begin(self, call: str) -> None:
-        """Start a Python verb: tell of an exception a callback swallowed, count, fail if told to, let work run."""
+        """Tell of an exception a callback swallowed, count the use, fail if told to, let work run."""
         if self._remembered is not None:
             error, self._remembered = self._remembered, None
             raise error
@@ -587,18 +548,13 @@ class SimulatedDriver(Driver):
                     return status
         return statuses.SUCCESS
 
-    @contextmanager
-    def _raising(self, call: str) -> Iterator[None]:
-        try:
-            yield
-        except _Refused as refused:
-            raise KVSwapDriverError(call, self.result_name(refused.status), advice=str(refused)) from None
-
-    def _known(self, table: dict[int, _T], handle: int, call: str) -> _T:
+    def _known(self, table: dict[int, _T], handle: int) -> _T:
         found = table.get(handle)
         if found is None:
-            what = f"no stream or event has the handle {handle:#x}; it was destroyed, or is another driver's"
-            raise KVSwapDriverError(call, self.result_name(statuses.INVALID_HANDLE), advice=what)
+            raise _Refused(
+                statuses.INVALID_HANDLE,
+                f"no stream or event has the handle {handle:#x}; it was destroyed, or is another driver's",
+            )
         return found
 
     def _device_or_none(self) -> int | None:
@@ -608,7 +564,9 @@ class SimulatedDriver(Driver):
     def _device(self) -> int:
         device = self._device_or_none()
         if device is None:
-            raise _Refused(statuses.INVALID_CONTEXT, _ADVICE[statuses.INVALID_CONTEXT])
+            raise _Refused(
+                statuses.INVALID_CONTEXT, "no context is current in this thread; use it within driver.activate(device)"
+            )
         return device
 
     def _stream(self, handle: int) -> Stream:
@@ -644,10 +602,8 @@ class SimulatedDriver(Driver):
         self._schedule.advance()
 
     def _create_stream(self, *, blocking: bool) -> int:
-        with self._lock:
-            self._begin("cuStreamCreate")
-            with self._raising("cuStreamCreate"):
-                device = self._device()
+        with self._verb("cuStreamCreate"):
+            device = self._device()
             handle = next(self._stream_handles)
             stream = Stream(handle, device, blocking=blocking)
             self._streams[handle] = stream
@@ -672,13 +628,11 @@ class SimulatedDriver(Driver):
         return self._changed.wait(self.hang_seconds) if self.hang_seconds else False
 
     def _allocate(self, call: str, kind: MemoryKind, size_bytes: int) -> int:
-        with self._lock:
-            self._begin(call)
-            with self._raising(call):
-                device = self._device()
-                if size_bytes <= 0:
-                    raise _Refused(statuses.INVALID_VALUE, f"size_bytes is {size_bytes}; expected at least 1")
-                allocation = self._new_allocation(kind, device, size_bytes)
+        with self._verb(call):
+            device = self._device()
+            if size_bytes <= 0:
+                raise _Refused(statuses.INVALID_VALUE, f"size_bytes is {size_bytes}; expected at least 1")
+            allocation = self._new_allocation(kind, device, size_bytes)
             self._memory.add(allocation)
             return allocation.start
 
@@ -693,14 +647,12 @@ class SimulatedDriver(Driver):
             raise _Refused(statuses.OUT_OF_MEMORY, f"this machine has no {size_bytes} bytes; ask for less") from None
 
     def _free(self, call: str, kind: MemoryKind, address: int) -> None:
-        with self._lock:
-            self._begin(call)
+        with self._verb(call):
             found = self._memory.find(address)
             if found is None or found.start != address or found.kind != kind:
-                raise KVSwapDriverError(
-                    call,
-                    self.result_name(statuses.INVALID_VALUE),
-                    advice=f"{address:#x} is not the start of live {kind} memory; was it freed already?",
+                raise _Refused(
+                    statuses.INVALID_VALUE,
+                    f"{address:#x} is not the start of live {kind} memory; was it freed already?",
                 )
             self._retire(found)
 

@@ -48,7 +48,10 @@ class Operation:
             self.after += (earlier,)
 
     def ready(self) -> bool:
-        """Whether it could run now, were it at the head of its stream."""
+        """Whether it could run now, were it at the head of its stream.
+
+        Lets go of what it came after and is done, and takes over the failures of that.
+        """
         while self.after:
             earlier = self.after[-1]
             if not earlier.done:
@@ -150,7 +153,12 @@ class Launch(Operation):
         self.function = function
 
     def run(self) -> None:
-        self.function()
+        function, self.function = self.function, _nothing  # a stream keeps its last operation, which must keep nothing
+        function()
+
+
+def _nothing() -> None:
+    """In place of a launched function that has run."""
 
 
 class Hold(Operation):
