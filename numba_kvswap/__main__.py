@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from numba_kvswap.driver import KVSwapDriverError, cuda_available
+from numba_kvswap.replay.models import MODELS
 
 _MADE_REQUESTS = 2000
 
@@ -44,7 +45,7 @@ def _add_engine_and_json(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--examples", type=_count, default=2000, metavar="N")
+    parser.add_argument("--examples", type=_count, default=2000, metavar="N", help="how many swaps; default: 2000")
     parser.add_argument("--seed", type=int, default=0)
     _add_engine_and_json(parser)
     parser.set_defaults(run=_check)
@@ -55,10 +56,10 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--requests", type=_count, metavar="N", help=f"stop after N; default: the whole trace, or {_MADE_REQUESTS} made"
     )
-    parser.add_argument("--device-blocks", type=_count, default=1000, metavar="G")
-    parser.add_argument("--host-blocks", type=_count, default=8000, metavar="H")
+    parser.add_argument("--device-blocks", type=_count, default=1000, metavar="G", help="default: 1000")
+    parser.add_argument("--host-blocks", type=_count, default=8000, metavar="H", help="default: 8000")
     parser.add_argument("--block-tokens", type=_count, default=512, metavar="T", help="divides an id's 512")
-    parser.add_argument("--model", default="tiny", metavar="NAME", help="cache geometry: tiny, llama-3-8b, ...")
+    parser.add_argument("--model", default="tiny", metavar="NAME", help=f"cache geometry: {', '.join(MODELS)}")
     parser.add_argument("--layers", type=_count, default=None, metavar="L", help="instead of the model's own")
     parser.add_argument("--tp", type=_count, default=1, metavar="N", help="tensor parallel ranks; this is one of them")
     parser.add_argument("--seed", type=int, default=0, help="of a made trace and of the simulated scheduler")
@@ -67,7 +68,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repeats", type=_count, default=7, metavar="N")
+    parser.add_argument("--repeats", type=_count, default=7, metavar="N", help="of each figure; default: 7")
     _add_engine_and_json(parser)
     parser.set_defaults(run=_bench)
 
@@ -129,9 +130,18 @@ def _replay(options: argparse.Namespace) -> int:
     )
     layers = model_named(options.model).block_shapes(options.block_tokens, options.tp, options.layers)
     placement = Placement(options.device_blocks, options.host_blocks, ID_TOKENS // options.block_tokens)
-    report = replay(
-        tqdm(requests, unit=" requests", disable=None), layers, placement, stage_named(_engine(options), options.seed)
-    )
+    stage = stage_named(_engine(options), options.seed)
+    try:
+        report = replay(tqdm(requests, unit=" requests", disable=None), layers, placement, stage)
+    except KVSwapDriverError as error:
+        if error.result_name != "CUDA_ERROR_OUT_OF_MEMORY":
+            raise
+        block_gib = sum(layer.block_bytes for layer in layers) / 2**30
+        raise ValueError(
+            f"the pools take {block_gib * options.device_blocks:.1f} GiB of device memory and "
+            f"{block_gib * options.host_blocks:.1f} GiB of pinned memory, which is not to be had ({error}); "
+            "lower --device-blocks, --host-blocks or --layers"
+        ) from error
     print(report.table())
     _write(options.json, report.to_json())
     return 1 if report.mismatches else 0

@@ -133,6 +133,8 @@ class HostCache:
         Raises TypeError or ValueError for arguments like these, KVSwapDriverError where the memory is not to
         be had.
         """
+        if not isinstance(like, DeviceCache):
+            raise TypeError(f"like is {type(like).__name__}; expected a DeviceCache, whose layers the pool will have")
         blocks = _checked_blocks(blocks)
         if layout not in ("block_major", "layer_major"):
             raise ValueError(f"layout is {layout!r}; expected 'block_major' or 'layer_major'")
@@ -188,8 +190,12 @@ class HostCache:
         What a running transfer writes may be read only after its `wait`. A pool with such views alive
         refuses to close.
         """
-        view = LayerBytes(self.layers[index])
+        layers = self.layers
+        if not 0 <= index < len(layers):
+            raise IndexError(f"layer {index}; expected 0 <= layer < {len(layers)}")
+        view = LayerBytes(layers[index])
         self._views.add(view)
+        self.check_open()  # again: a close in another thread looks for views after it has said that it closes
         return np.asarray(view)
 
     def close(self) -> None:
@@ -205,9 +211,11 @@ class HostCache:
         """
         if self._memory is None or not self._memory.address:
             return
+        # First: swaps and views look at this after they have made themselves known.
+        was_closed, self._closed = self._closed, True
         if len(self._views):
+            self._closed = was_closed
             raise BufferError(f"{len(self._views)} views of this pool's layers are alive; delete them, then close")
-        self._closed = True  # first: a swap looks at this after it has made itself known
         if not self._memory.driver.in_flight.wait_for(self._memory):
             raise KVSwapDriverError(
                 "cuEventSynchronize", "unknown", advice="a transfer may still use this pool; its memory is kept"

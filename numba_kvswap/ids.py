@@ -18,7 +18,7 @@ NO_BOUND = 1 << 63
 def check_integer(value: object, name: str) -> int:
     """`value` as a Python integer; TypeError for bool, float, None and the rest."""
     if isinstance(value, (bool, np.bool_, np.timedelta64)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} is {value!r}; expected an integer; convert it with int() if that is meant")
+        raise TypeError(f"{name} is {value!r}; expected an integer")
     return int(value)
 
 
@@ -36,14 +36,27 @@ def as_ids(ids: Iterable[Any], side: str) -> npt.NDArray[Any]:
     if type(ids) is np.ndarray and ids.ndim == 1 and ids.dtype.kind in "iu":
         too_large = ids.dtype.kind == "u" and ids.itemsize == 8 and ids.size and ids.max() >= NO_BOUND
         return ids.astype(object if too_large else np.int64)
-    # Of dates, tolist makes integers.
-    dated = isinstance(ids, np.ndarray) and ids.dtype.kind in "mM"
-    listed = ids.tolist() if hasattr(ids, "tolist") and not dated else list(ids)
-    if not isinstance(listed, list):
-        raise TypeError(f"{side} ids are {ids!r}; expected a one-dimensional sequence of integers")
+    listed = _listed(ids)
+    if listed is None:
+        raise TypeError(f"{side} ids are {ids!r}; expected a one-dimensional sequence of integers{_advice(ids)}")
     if set(map(type, listed)) - {int}:
         listed = [check_integer(value, f"{side} id at position {i}") for i, value in enumerate(listed)]
     try:
         return np.fromiter(listed, np.int64, len(listed))
     except OverflowError:
         return np.array(listed, object)
+
+
+def _listed(ids: Any) -> list[Any] | None:
+    """The ids as a list, None where they are nothing of the kind."""
+    if isinstance(ids, np.ndarray) and (ids.ndim != 1 or (ids.size and ids.dtype.kind in "bmM")):
+        return None  # of dates, tolist would make integers
+    if not hasattr(ids, "tolist") and not isinstance(ids, Iterable):
+        return None
+    listed = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    return listed if isinstance(listed, list) else None
+
+
+def _advice(ids: Any) -> str:
+    is_mask = isinstance(ids, np.ndarray) and ids.dtype.kind == "b"
+    return "; of a mask take numpy.flatnonzero" if is_mask else ""

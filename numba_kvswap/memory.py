@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import Literal
 
-from numba_kvswap.driver import Driver, KVSwapDriverError
+from numba_kvswap.driver import Driver
 
 
 class DriverMemory:
@@ -19,6 +19,7 @@ class DriverMemory:
         self.address = 0
         self.driver, self.device, self.size_bytes, self.kind = driver, device, size_bytes, kind
         self._closing = threading.RLock()
+        self._freeing = False
         with driver.activate(device):
             allocate = driver.device_alloc if kind == "device" else driver.host_alloc
             self.address = allocate(max(1, size_bytes))  # a driver refuses to allocate nothing
@@ -26,15 +27,15 @@ class DriverMemory:
     def close(self) -> None:
         """Give the memory back; a call after one that succeeded does nothing. Raises KVSwapDriverError."""
         with self._closing:
-            address, self.address = self.address, 0
-            if not address:
+            if not self.address or self._freeing:  # freeing: a finalizer of ours came here in the midst of it
                 return
+            self._freeing = True
             try:
                 with self.driver.activate(self.device):
-                    (self.driver.device_free if self.kind == "device" else self.driver.host_free)(address)
-            except KVSwapDriverError:
-                self.address = address
-                raise
+                    (self.driver.device_free if self.kind == "device" else self.driver.host_free)(self.address)
+                    self.address = 0  # here and not later: leaving `activate` may fail too
+            finally:
+                self._freeing = False
 
     def __del__(self) -> None:
         if self.address and not sys.is_finalizing():  # the process's end frees it, and the driver may be gone already

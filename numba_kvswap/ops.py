@@ -69,7 +69,7 @@ def swap_cache_all_layers(
     stream = _joined_stream(tensors, device_cache.driver, rank)
     try:
         swapper.submit(direction, plan, stream).wait()
-    except KVSwapDriverError:
+    except BaseException:
         # What was submitted before the failure must not outlive the call: behind bare addresses nobody keeps memory.
         with contextlib.suppress(KVSwapDriverError), device_cache.driver.activate(rank):
             device_cache.driver.stream_synchronize(stream)

@@ -73,6 +73,9 @@ class Plan:
         # What a plan holds has been checked, and memory is written by it.
         raise AttributeError(f"a Plan is immutable; make another instead of setting {name}")
 
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a Plan is immutable; {name} cannot be deleted")
+
     def __reduce__(self) -> tuple[object, ...]:
         return _plan_again, (self.source_ids, self.target_ids, self.sides)
 
@@ -132,6 +135,7 @@ class Plan:
         )
 
     def _repr_html_(self) -> str:
+        """The plan drawn as inline SVG, which notebooks show by themselves: blocks of both sides, a band a run."""
         from numba_kvswap.plan_picture import svg
 
         return svg(self)

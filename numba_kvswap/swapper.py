@@ -11,7 +11,6 @@ from numba_kvswap.interop import stream_handle
 from numba_kvswap.plan import Plan
 from numba_kvswap.transfer import Transfer
 from numba_kvswap.transports import copies
-from numba_kvswap.transports.submission import Submission
 
 _T = TypeVar("_T")
 
@@ -28,6 +27,10 @@ class Swapper:
     """
 
     def __init__(self, device_cache: DeviceCache | Sequence[Any], host_cache: HostCache | Sequence[Any]) -> None:
+        if isinstance(device_cache, HostCache) or isinstance(host_cache, DeviceCache):
+            raise TypeError(
+                f"came {type(device_cache).__name__}, {type(host_cache).__name__}; expected the device's cache first"
+            )
         device = device_cache if isinstance(device_cache, DeviceCache) else DeviceCache(device_cache)
         host = host_cache if isinstance(host_cache, HostCache) else HostCache(host_cache)
         self.pair = CachePair(device, host)
@@ -83,7 +86,9 @@ class Swapper:
         blocks = _source_first(direction, (self.device_cache.blocks, self.host_cache.blocks))
         if isinstance(device_ids, Plan):
             if host_ids is not None:
-                raise TypeError("a Plan and a list of ids came; expected a Plan alone, or two lists")
+                raise TypeError(
+                    f"a Plan and {type(host_ids).__name__} came; expected a Plan alone; name a stream: stream=..."
+                )
             device_ids.check_bounds(*blocks)
             return device_ids
         if host_ids is None:
@@ -95,23 +100,24 @@ class Swapper:
         """Put a plan that `checked_plan` returned on `stream`. Raises ValueError where the host cache was closed
         since, and KVSwapDriverError."""
         pair, handle = self.pair, stream_handle(stream, self.pair.driver)
-        submission = Submission("nothing")
         with pair.driver.activate(pair.device_cache.device):
             transfer = Transfer(plan, pair, direction, handle)
             try:
-                # Known before it is submitted, so that a close in another thread waits for it, or is seen here.
-                pair.driver.in_flight.add(transfer, handle)
-                pair.host_cache.check_open()
-                submission = Submission(
-                    "stream"
-                )  # should the next line be interrupted, who knows what it has put there
-                submission = copies.submit(plan, pair, direction, handle, transfer.start, transfer.end)
+                with transfer.submitting:
+                    # Known before it is submitted, so that a close in another thread waits for it, or is seen here.
+                    pair.driver.in_flight.add(transfer, handle)
+                    pair.host_cache.check_open()
+                    transfer.marker = "stream"  # should the next line be interrupted, who knows what it has put there
+                    submission = copies.submit(plan, pair, direction, handle, transfer.start, transfer.end)
+                    transfer.marker = submission.marker
             finally:
-                transfer.submitted(submission.marker)
-            if submission.marker == "stream":
-                transfer.settle()  # no event tells when the memory is free again
+                if transfer.marker == "stream":
+                    transfer.mark_again()
         if submission.error is not None:
-            raise submission.error
+            try:
+                raise submission.error
+            finally:
+                del submission, transfer, pair  # or the error's traceback holds them, and they it
         return transfer
 
     def __repr__(self) -> str:

@@ -35,21 +35,30 @@ class Transfer:
         self._driver, self._device, self._stream = pair.driver, pair.device_cache.device, stream
         self._owners: tuple[object, ...] = pair.owners
         self._failure: Exception | None = None
-        self._marker: Marker | None = None  # until it is submitted
         self._submitter = threading.get_ident()
-        self._submitting = threading.Lock()
-        self._submitting.acquire()
+        #: Held while it is put on its stream. What `marker` says counts once it is released.
+        self.submitting = threading.Lock()
+        self.marker: Marker = "nothing"
 
-    def submitted(self, marker: Marker) -> None:
-        """Whoever made it has put it on its stream, as far as that went; `marker` tells when that has landed."""
-        self._marker = marker
-        if marker == "nothing":
-            self._owners = ()
-        self._submitting.release()
+    @property
+    def unmarked(self) -> bool:
+        """Whether it is on its stream and no event marks its end."""
+        return self.marker == "stream" and not self.submitting.locked()
+
+    def mark_again(self) -> None:
+        """After a submission that ended without its event: record it now, or else wait. From the same thread."""
+        try:
+            with self._driver.activate(self._device):
+                self.end.record(self._stream)
+            self.marker = "event"
+        except KVSwapDriverError:
+            self.settle()
 
     def done(self) -> bool:
         """Whether every byte has landed; never waits."""
         landed = self._query()
+        if landed:
+            self._driver.in_flight.prune(self._stream)
         self._raise_failure()
         return landed
 
@@ -99,30 +108,33 @@ class Transfer:
     def _query(self) -> bool:
         if not self._owners:
             return True
-        if self._marker != "event":
+        if self.submitting.locked() or self.marker == "stream":
             return False
-        with self._keeping_failures(), self._driver.activate(self._device):
-            landed = self.end.done()
-        if landed:
-            self._owners = ()
-        return landed
+        if self.marker == "event":
+            with self._keeping_failures(), self._driver.activate(self._device):
+                if not self.end.done():
+                    return False
+        self._owners = ()
+        return True
 
     def _synchronize(self) -> None:
         if not self._owners:
             return
         self._wait_for_submission()
         with self._keeping_failures(), self._driver.activate(self._device):
-            if self._marker == "event":
+            if self.marker == "event":
                 self.end.synchronize()
-            elif self._marker == "stream":
-                self._driver.stream_synchronize(self._stream)
+            elif self.marker == "stream":
+                # Not the stream: its handle may mean another by now, or, as the per-thread one, in this thread.
+                self._driver.synchronize()
+                self.marker = "nothing"
         self._owners = ()
         self._driver.in_flight.prune(self._stream)
 
     def _wait_for_submission(self) -> None:
-        if self._marker is None and self._submitter == threading.get_ident():
+        if self.submitting.locked() and self._submitter == threading.get_ident():
             raise RuntimeError("a transfer was waited for in the midst of its own submission; wait for it afterwards")
-        with self._submitting:
+        with self.submitting:
             pass
 
     @contextlib.contextmanager

@@ -22,7 +22,7 @@ SUB_BYTE = re.compile(r"u?int[1-7]|float[46]_(?!.*_x\d)\w+|quint\dx\d|bits\dx\d"
 
 def check_integer(value: object, name: str) -> int:
     if isinstance(value, (bool, np.bool_, np.timedelta64)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} is {value!r}; expected an integer; convert it with int() if that is meant")
+        raise TypeError(f"{name} is {value!r}; expected an integer")
     return int(value)
 
 
@@ -89,10 +89,11 @@ def check_target(layers: Sequence[Array], side: str) -> None:
 
 
 def check_ids(ids: Iterable[Any], side: str) -> list[int]:
+    flat = not isinstance(ids, np.ndarray) or ids.ndim == 1
     # Of dates, tolist makes integers.
     dated = isinstance(ids, np.ndarray) and ids.dtype.kind in "mM"
     listed = ids.tolist() if hasattr(ids, "tolist") and not dated else list(ids)
-    if not isinstance(listed, list):
+    if not isinstance(listed, list) or not flat:
         raise TypeError(f"{side} ids are {ids!r}; expected a one-dimensional sequence of integers")
     return [check_integer(value, f"{side} id at position {i}") for i, value in enumerate(listed)]
 

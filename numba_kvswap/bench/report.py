@@ -130,10 +130,14 @@ class HostTimeReport:
 
     def _heading(self) -> list[str]:
         facts = self.machine
+        simulated = [
+            "note      on the simulated device every copy calls back into Python: only the plan's figures mean much"
+        ]
         return [
             f"engine    {self.engine} ({facts.get('device_name', '?')}, driver {facts.get('driver_version', '?')})",
             f"host      {facts.get('cpus', '?')} CPUs, "
             + ", ".join(f"{name} {version}" for name, version in self.versions.items()),
+            *(simulated if self.engine == "simulated" else []),
         ]
 
     def _plan_lines(self) -> list[str]:

@@ -162,6 +162,9 @@ class CudaDriver(Driver):
     def stream_synchronize(self, stream: int) -> None:
         self._call("cuStreamSynchronize", self._cuda.CUstream(stream))
 
+    def synchronize(self) -> None:
+        self._call("cuCtxSynchronize")
+
     def stream_wait_event(self, stream: int, event: int) -> None:
         self._call("cuStreamWaitEvent", self._cuda.CUstream(stream), self._cuda.CUevent(event), 0)
 

@@ -10,6 +10,10 @@ from typing import Protocol
 class Pending(Protocol):
     """Submitted work that holds on to the memory it reads and writes."""
 
+    @property
+    def unmarked(self) -> bool:
+        """Whether nothing but `settle` can tell when it has landed."""
+
     def landed(self) -> bool:
         """Whether nothing of it runs any more, as far as the driver says. Never waits, never raises its failure."""
 
@@ -22,14 +26,16 @@ class Pending(Protocol):
 class InFlight:
     """A driver's work. Keeps each piece, and with it its memory, until nothing of it runs any more.
 
-    Drivers are asked outside the lock: they may run other work meanwhile, or the garbage collector, and that may come
-    here again.
+    Any line here may let a finalizer or a signal handler run, and that may swap or close and come here again, in this
+    very thread. So the lock may be taken again, no loop runs over what another call may change, drivers are asked
+    outside the lock, and the last reference to a piece of work is dropped outside it too.
     """
 
     def __init__(self) -> None:
         # By stream, since the work of one stream lands in order: looking at the oldest says enough.
         self._by_stream: dict[int, deque[Pending]] = {}
-        self._lock = threading.Lock()
+        self._unmarked: list[Pending] = []
+        self._lock = threading.RLock()
 
     def add(self, work: Pending, stream: int) -> None:
         """Keep `work`, which is about to be put on `stream`; let go of what has landed there and elsewhere."""
@@ -42,25 +48,33 @@ class InFlight:
     def prune(self, stream: int) -> None:
         """Let go of what has landed on `stream`."""
         while True:
-            with self._lock:
-                queue = self._by_stream.get(stream)
-                oldest = queue[0] if queue else None
-            if oldest is None or not oldest.landed():
+            queue = self._by_stream.get(stream, deque())
+            try:
+                oldest = queue[0]
+            except IndexError:
+                return
+            if not (oldest.unmarked or oldest.landed()):
                 return
             with self._lock:
                 if queue and queue[0] is oldest:  # another thread may have been here
                     queue.popleft()
+                    if oldest.unmarked:  # it must not stand in the way of those behind it
+                        self._unmarked.append(oldest)
                 if not queue and self._by_stream.get(stream) is queue:
                     del self._by_stream[stream]
 
     def wait_for(self, memory: object) -> bool:
         """Wait for all work that uses `memory`; False where the driver could not say of some that it has landed."""
+        settled = [work.settle() for work in self._pending() if work.uses(memory)]
         with self._lock:
-            pending = [work for queue in self._by_stream.values() for work in queue if work.uses(memory)]
-        settled = [work.settle() for work in pending]  # all of them, whatever becomes of the first
+            landed, self._unmarked = self._unmarked, [work for work in tuple(self._unmarked) if work.unmarked]
+        del landed
         return all(settled)
 
     def __len__(self) -> int:
+        return sum(not work.landed() for work in self._pending())
+
+    def _pending(self) -> list[Pending]:
         with self._lock:
-            pending = [work for queue in self._by_stream.values() for work in queue]
-        return sum(not work.landed() for work in pending)
+            queues = [*self._by_stream.values(), deque(self._unmarked)]
+            return [work for queue in queues for work in tuple(queue)]

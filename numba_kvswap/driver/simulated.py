@@ -112,8 +112,9 @@ class SimulatedDriver(Driver):
         calls: how often each driver function was used, by its CUDA name, failed uses included.
         last_refusal: why the latest entry point was refused, in words; its status says little.
 
-    A failure of queued work (memory freed under a copy, an exception in a launched function) is raised once, by
-    the first synchronize or event query that the work comes before; unlike on a real device nothing sticks.
+    A failure of queued work (memory freed under a copy, an exception in a launched function) is raised by the first
+    synchronize of a stream or device that the work comes before, and by every synchronize or query of an event that it
+    comes before; unlike on a real device, what is queued once it has been raised is free of it.
     The entry points' addresses are valid for as long as the driver lives.
     """
 
@@ -352,14 +353,14 @@ class SimulatedDriver(Driver):
         with self._verb("cuEventQuery"):
             record = self._known(self._events, event).record
             if record is not None and record.done:
-                self._schedule.finish(record, self._wait_for_a_change)
+                self._schedule.finish(record, self._wait_for_a_change, again=True)
             return record is None or record.done
 
     def event_synchronize(self, event: int) -> None:
         with self._verb("cuEventSynchronize"):
             record = self._known(self._events, event).record
             if record is not None:
-                self._schedule.finish(record, self._wait_for_a_change)
+                self._schedule.finish(record, self._wait_for_a_change, again=True)
 
     def event_seconds(self, start: int, end: int) -> float:
         with self._verb("cuEventElapsedTime"):
@@ -413,7 +414,11 @@ class SimulatedDriver(Driver):
 
     def _drop_discarded(self) -> None:
         while self._discarded:
-            self._discarded.popleft()()
+            try:
+                drop = self._discarded.popleft()
+            except IndexError:  # a signal handler came between and dropped it
+                return
+            drop()
 
     # The owner may have freed by hand what it owns, so each of these takes "gone already" for an answer.
 
@@ -638,7 +643,9 @@ class SimulatedDriver(Driver):
 
     def _new_allocation(self, kind: MemoryKind, device: int, size_bytes: int) -> Allocation:
         held = self._memory.live_bytes(kind, device)
-        why = f"{size_bytes} bytes asked, {held} of {self.memory_bytes_max} held; free some, or ask for less"
+        why = (
+            f"{size_bytes} bytes asked; the simulated device's memory_bytes_max is {self.memory_bytes_max}, {held} held"
+        )
         if held + size_bytes > self.memory_bytes_max:
             raise _Refused(statuses.OUT_OF_MEMORY, why)
         try:

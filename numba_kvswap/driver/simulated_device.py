@@ -124,6 +124,9 @@ class SimulatedArray:
             raise TypeError("this array has no axes, and so no length")
         return self.shape[0]
 
+    def __array__(self, *_arguments: object, **_options: object) -> ArrayOfAny:
+        raise TypeError("a simulated device array does not turn into a NumPy array by itself; use to_numpy()")
+
     def __getitem__(self, index: int) -> SimulatedArray:
         """A view of one element along the first axis, e.g. of one layer. Raises IndexError."""
         if not 0 <= index < len(self):

@@ -88,12 +88,17 @@ class Schedule:
                 return
             self._run(ready[self._choices.below(len(ready))])
 
-    def finish(self, operation: Operation, stuck: Callable[[], bool]) -> None:
+    def finish(self, operation: Operation, stuck: Callable[[], bool], *, again: bool = False) -> None:
         """Run ready operations until `operation` is done, then raise the first failure it came after.
 
-        `stuck` is called where nothing can run; it returns whether something may have changed.
+        Once, or `again` and again: who asked about another operation first may not be whom the failure concerns.
+        What is queued later does not inherit what was raised. `stuck` is called where nothing can run; it returns
+        whether something may have changed.
         """
         self._run_until(operation, stuck)
+        if again and operation.failures:
+            self._note_reported(operation.failures[0])
+            raise operation.failures[0].error
         self._raise_first(operation.failures)
 
     def finish_all(self, stuck: Callable[[], bool]) -> None:
@@ -161,9 +166,13 @@ class Schedule:
     def _raise_first(self, failures: tuple[Failure, ...]) -> None:
         for failure in failures:
             if not failure.reported:
-                failure.reported = True
-                self._failures.remove(failure)
+                self._note_reported(failure)
                 raise failure.error
+
+    def _note_reported(self, failure: Failure) -> None:
+        if not failure.reported:
+            failure.reported = True
+            self._failures.remove(failure)
 
     def _why_not(self, operation: Operation) -> str:
         head = operation.stream.queue[0]

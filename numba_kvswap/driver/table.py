@@ -133,6 +133,10 @@ class Driver(ABC):
     def stream_synchronize(self, stream: int) -> None: ...
 
     @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for everything on the calling thread's current device."""
+
+    @abstractmethod
     def stream_wait_event(self, stream: int, event: int) -> None:
         """What is put on `stream` from now on starts after the event's last record, if it has one."""
 

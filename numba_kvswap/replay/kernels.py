@@ -24,7 +24,7 @@ from numba_kvswap.replay.content import GAMMA_U64, block_start, mixed
 _THREADS = 256
 _TABLES_MAX = 64
 
-HOW_TO_GET_KERNELS = "pip install 'numba-kvswap[cu13]', or [cu12] for a CUDA 12 driver, with NumPy below 2.5"
+HOW_TO_GET_KERNELS = "install this package with its extra cu13 (cu12 for a CUDA 12 driver), and NumPy below 2.5"
 _WORD_BYTES = np.uint64(8)
 _BYTE_BITS = np.uint64(8)
 

@@ -93,7 +93,7 @@ def layer_views(case: SwapCase, side: Side) -> list[LayerView]:
 
 
 def make_case(pick: Pick) -> SwapCase:
-    """A valid case from integers drawn by `pick`; `fault_at` too, for whoever then sets a fault."""
+    """A valid case from integers drawn by `pick`, e.g. ``random.Random(0).randint``."""
     entry: Literal["op", "swapper"] = "op" if pick(0, 1) else "swapper"
     layers = _made_layers(pick, (3, 4) if entry == "op" else (1, 4))
     device_blocks, host_blocks = pick(1, 9), pick(1, 9)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from numba_kvswap.testing.cases import LayerView, SwapCase, image, layer_views
-from numba_kvswap.testing.engines import Bytes, Engine, Placed, ReferenceEngine, engine_named
+from numba_kvswap.testing.engines import ENGINES, Bytes, Engine, Placed, ReferenceEngine, engine_named
 from numba_kvswap.testing.faults import Call, call_of
 
 
@@ -64,9 +64,9 @@ def assert_conforms(engine: Engine | str, case: SwapCase) -> None:
 
 def snippet(engine_name: str, case: SwapCase) -> str:
     """Python text that makes this very call again."""
+    engine = repr(engine_name) if engine_name in ENGINES else f"your_engine_{engine_name}"
     return (
-        "from numba_kvswap.testing import LayerShape, SwapCase, assert_conforms\n\n"
-        f"assert_conforms({engine_name!r}, {case!r})"
+        f"from numba_kvswap.testing import LayerShape, SwapCase, assert_conforms\n\nassert_conforms({engine}, {case!r})"
     )
 
 

@@ -36,7 +36,8 @@ class Engine(Protocol):
 
     name: str
 
-    def place(self, case: SwapCase, device_image: Bytes, host_image: Bytes) -> Placed: ...
+    def place(self, case: SwapCase, device_image: Bytes, host_image: Bytes) -> Placed:
+        """Copy both images to where the engine works, e.g. with ``ReferenceEngine().place``: NumPy arrays."""
 
     def op(self, *arguments: Any) -> None:
         """`swap_cache_all_layers`, FastDeploy's order of arguments."""
@@ -174,14 +175,16 @@ class _PlacedOnCuda:
         return device, self._host.copy()
 
 
+ENGINES: dict[str, type[Any]] = {
+    "reference": ReferenceEngine,
+    "simulated": SimulatedEngine,
+    "cuda": CudaEngine,
+}
+
+
 def engine_named(name: str) -> Engine:
     """ "reference", "simulated" or "cuda"; ValueError for another name, KVSwapDriverError where there is no GPU."""
-    engines: dict[str, type[Any]] = {
-        "reference": ReferenceEngine,
-        "simulated": SimulatedEngine,
-        "cuda": CudaEngine,
-    }
-    if name not in engines:
-        raise ValueError(f"engine is {name!r}; expected one of {', '.join(engines)}")
-    engine: Engine = engines[name]()
+    if name not in ENGINES:
+        raise ValueError(f"engine is {name!r}; expected one of {', '.join(ENGINES)}")
+    engine: Engine = ENGINES[name]()
     return engine

@@ -49,7 +49,10 @@ def _submission(driver: Driver, status: int, failed: npt.NDArray[np.int64]) -> S
     call, name = EntryPoints.CALLS[failed[FAILED_CALL]], driver.result_name(status)
     marker: Marker = "stream" if end_status else "event"
     if status and layer < 0:
-        return Submission("nothing", KVSwapDriverError(call, name, advice="Nothing was copied"))
+        return Submission(
+            "nothing",
+            KVSwapDriverError(call, name, advice="Nothing was copied; is the stream alive, and of this device?"),
+        )
     if status:
         advice = "The targets of this swap hold undefined bytes; nothing else was touched"
         return Submission(marker, KVSwapDriverError(call, name, layer=layer, run=run, advice=advice))

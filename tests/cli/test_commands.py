@@ -100,6 +100,7 @@ def test_replay_in_smaller_blocks_and_other_geometries(capsys):
         (["replay", "--model", "llama-3-8b", "--tp", "3"], "does not divide"),
         (["check", "--json", "/nonexistent/check.json"], "/nonexistent/check.json"),
         (["replay", "--device-blocks", "1", "--block-tokens", "64"], "device_blocks"),
+        (["replay", "--model", "llama-3-8b"], "500.0 GiB of pinned memory, which is not to be had"),
     ],
 )
 def test_a_mistake_in_the_call_is_exit_status_2_in_words(arguments, words, capsys):

@@ -12,10 +12,10 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def test_there_are_code_blocks():
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) == 3
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=["op", "swapper"])
+@pytest.mark.parametrize("block", BLOCKS, ids=["op", "swapper", "engine"])
 def test_code_block_runs(block, capsys):
     exec(compile(block, "README.md", "exec"), {})
 

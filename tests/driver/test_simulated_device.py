@@ -42,8 +42,10 @@ def test_to_numpy_is_a_copy_and_live_is_the_memory(device):
 
 def test_no_array_interface_that_a_framework_would_believe(device):
     array = device.device_array(4, np.uint8)
-    for name in ("__cuda_array_interface__", "__array_interface__", "__dlpack__", "__array__"):
+    for name in ("__cuda_array_interface__", "__array_interface__", "__dlpack__"):
         assert not hasattr(array, name)
+    with pytest.raises(TypeError, match="use to_numpy"):
+        np.asarray(array)
 
 
 def test_strides_and_their_padding(device):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -11,7 +12,7 @@ import threading
 import numpy as np
 import pytest
 
-from numba_kvswap import DeviceCache, HostCache, KVSwapDriverError, Plan, Swapper
+from numba_kvswap import DeviceCache, HostCache, KVSwapDriverError, Plan, Swapper, caches, swap_cache_all_layers
 from numba_kvswap.driver import SimulatedDevice
 from numba_kvswap.transports import copies
 
@@ -226,3 +227,174 @@ def test_layers_that_overlap_keep_their_order():
             at = layer * 6 + target * 8
             expected[at : at + 4] = device.to_numpy()[layer, source]
     np.testing.assert_array_equal(pinned, expected)
+
+
+def interrupt_the_next_copy(driver):
+    """Ctrl-C arrives while the next copy is put on its stream."""
+    enqueue, seen = driver._put, []
+
+    def interrupt_once(operation):
+        if not seen:
+            seen.append(signal.raise_signal(signal.SIGINT))
+        enqueue(operation)
+
+    driver._put = interrupt_once
+
+
+@pytest.mark.parametrize("per_thread", [False, True])
+def test_an_interrupted_swap_is_waited_for_by_a_close_in_another_thread(rig, per_thread):
+    interrupt_the_next_copy(rig.driver)
+    with pytest.raises(KeyboardInterrupt):
+        rig.swapper.swap_out([0], [0], 2 if per_thread else None)
+    closer = threading.Thread(target=rig.host_cache.close)
+    closer.start()
+    closer.join()
+    rig.simulated.synchronize()  # would tell of a copy into freed memory
+
+
+def test_after_an_interrupted_swap_nothing_piles_up(rig):
+    interrupt_the_next_copy(rig.driver)
+    with pytest.raises(KeyboardInterrupt):
+        rig.swapper.swap_out([0, 2], [0, 3])
+    rig.simulated.synchronize()
+    for _ in range(20):
+        rig.swapper.swap_out([1], [1]).wait()
+    driver = rig.driver
+    rig.device_cache = rig.host_cache = rig.swapper = None
+    gc.collect()
+    rig.simulated.synchronize()
+    assert (driver.live_allocations(), driver.live_events(), len(driver.in_flight)) == (0, 0, 0)
+
+
+def test_an_end_that_nothing_marks_does_not_stand_in_the_way_of_others(rig):
+    rig.driver.fail("cuEventRecord", at=1, times=2)
+    rig.driver.fail("cuCtxSynchronize")
+    with pytest.raises(KVSwapDriverError, match="cuEventRecord"):
+        rig.swapper.swap_out([0], [0])
+    for _ in range(20):
+        rig.swapper.swap_out([1], [1]).wait()
+    assert rig.driver.live_events() <= 4
+    rig.host_cache.close()
+    rig.simulated.synchronize()
+    gc.collect()
+    assert len(rig.driver.in_flight) == 0
+
+
+def test_a_failure_is_its_own_transfers_whoever_is_waited_for_first(rig):
+    stream = rig.simulated.stream()
+    device, pinned = rig.simulated.device_array((8, 8), np.uint8), rig.simulated.pinned_array((8, 8), np.uint8)
+    failing = Swapper([device], [pinned]).swap_out([0], [0], stream)
+    device.free()
+    behind = rig.swapper.swap_out([0], [0], stream)
+    with pytest.raises(KVSwapDriverError, match="ILLEGAL_ADDRESS"):
+        behind.wait()
+    for _ in range(2):
+        with pytest.raises(KVSwapDriverError, match="ILLEGAL_ADDRESS"):
+            failing.wait()
+    rig.swapper.swap_out([0], [0], stream).wait()  # and none of what comes later
+
+
+def test_a_finalizer_that_closes_a_pool_while_another_transfer_is_let_go(rig, monkeypatch):
+    class Session:
+        def __init__(self):
+            self.itself = self
+            self.pool = HostCache.allocate(rig.device_cache, blocks=2)
+
+        def __del__(self):
+            self.pool.close()
+
+    rig.swapper.swap_out([0], [0]).wait()
+    gc.collect()
+    gc.disable()
+    try:
+        rig.swapper.swap_out([0], [0])
+        rig.simulated.synchronize()
+        Session()
+        discard = rig.driver.discard_event
+        monkeypatch.setattr(rig.driver, "discard_event", lambda event: (gc.collect(), discard(event)))
+        rig.swapper.swap_out([0], [0])
+    finally:
+        gc.enable()
+
+
+def test_the_op_interrupted_leaves_nothing_running():
+    simulated = SimulatedDevice(schedule=b"")
+    device, pinned = simulated.device_array((4, 1, 8), np.uint8), simulated.pinned_array((4, 1, 8), np.uint8)
+    interrupt_the_next_copy(simulated.driver)
+    with pytest.raises(KeyboardInterrupt):
+        swap_cache_all_layers([device], [pinned.ctypes.data], 4, [0], [0], 0, 0)
+    assert len(simulated.driver.in_flight) == 0
+    assert not simulated.driver._legacy[0].queue
+
+
+def test_a_free_that_succeeds_is_not_repeated_when_leaving_the_context_fails(rig, monkeypatch):
+    freed, free = [], rig.driver.host_free
+    monkeypatch.setattr(rig.driver, "host_free", lambda address: (freed.append(address), free(address)))
+    activate = rig.driver.activate
+
+    @contextlib.contextmanager
+    def fails_on_leaving(device):
+        with activate(device):
+            yield
+        raise KVSwapDriverError("cuCtxSetCurrent", "CUDA_ERROR_UNKNOWN")
+
+    memory = rig.host_cache._memory
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.driver, "activate", fails_on_leaving)
+        with pytest.raises(KVSwapDriverError):
+            memory.close()
+    memory.close()
+    assert len(freed) == 1
+
+
+def test_a_view_made_while_the_pool_closes_is_refused(rig, monkeypatch):
+    made = caches.LayerBytes
+
+    def close_between(layer):
+        closer = threading.Thread(target=rig.host_cache.close)
+        closer.start()
+        closer.join()
+        return made(layer)
+
+    monkeypatch.setattr(caches, "LayerBytes", close_between)
+    with pytest.raises(ValueError, match="closed"):
+        rig.host_cache.layer(0)
+
+
+def test_a_failed_swap_leaves_no_cycle(rig):
+    driver = rig.driver
+    gc.collect()
+    gc.disable()
+    try:
+        driver.fail("cuMemcpyAsync")
+        with pytest.raises(KVSwapDriverError):
+            rig.swapper.swap_out([0], [0])
+        rig.simulated.synchronize()
+        rig.device_cache = rig.host_cache = rig.swapper = None
+        SimulatedDevice(0)  # another driver: nothing of it touches the first
+        driver.in_flight.prune(0)
+        assert driver.live_allocations() == 0
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda rig: Swapper(rig.host_cache, rig.device_cache), "expected the device's cache first"),
+        (lambda rig: HostCache.allocate([], blocks=1), "like is list; expected a DeviceCache"),
+        (lambda rig: rig.swapper.swap_out(Plan([0], [0]), rig.simulated.stream()), "name a stream: stream="),
+        (lambda rig: rig.swapper.swap_out([0], rig.simulated.stream()), "host ids are .*expected a one-dimensional"),
+        (lambda rig: rig.swapper.swap_out(1, 2), "device ids are 1; expected a one-dimensional"),
+        (lambda rig: rig.swapper.swap_out(np.array([True, False]), [0, 1]), "of a mask take numpy.flatnonzero"),
+        (lambda rig: rig.swapper.swap_out(np.array([[0, 1]]), [0]), "expected a one-dimensional sequence"),
+    ],
+)
+def test_easy_mistakes_are_told_apart(rig, call, words):
+    with pytest.raises(TypeError, match=words):
+        call(rig)
+
+
+def test_a_layer_that_there_is_not(rig):
+    with pytest.raises(IndexError, match="layer 9; expected 0 <= layer < 1"):
+        rig.host_cache.layer(9)

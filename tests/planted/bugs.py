@@ -12,6 +12,7 @@ CLASS_5 = "conformance/test_class_5_padded_rows.py"
 CLASS_6 = "conformance/test_class_6_width_and_tails.py"
 CLASS_8 = "conformance/test_class_8_silent_failure.py"
 CLASS_9 = "conformance/test_class_9_lists_of_one_cache.py"
+ENDS = "engine/test_ends.py"
 HOST_CACHE = "engine/test_host_cache.py"
 INTEROP = "engine/test_interop.py"
 OP = "engine/test_op.py"
@@ -180,7 +181,22 @@ BUGS = [
     Bug("the failing layer is its group's", _SUBMIT, "failed[FAILED_LAYER] += first_layer", "pass", CLASS_8),
     Bug("the failing run is not named", _SUBMIT, "failed[FAILED_RUN] = run", "failed[FAILED_RUN] = 0", CLASS_8),
     Bug("keep-alive dropped", "swapper.py", "pair.driver.in_flight.add(transfer, handle)", "pass", STREAM_ORDER),
-    Bug("a done transfer is kept", "transfer.py", "self._driver.in_flight.prune(self._stream)", "pass", HOST_CACHE),
+    Bug(
+        "a done transfer is kept",
+        "transfer.py",
+        "        self._owners = ()\n        self._driver.in_flight.prune(self._stream)",
+        "        pass",
+        HOST_CACHE,
+    ),
+    Bug("an interrupted submission is not marked", "swapper.py", "transfer.mark_again()", "pass", ENDS),
+    Bug(
+        "a pool freed twice",
+        "memory.py",
+        "                    self.address = 0  # here",
+        "                    pass  # here",
+        ENDS,
+    ),
+    Bug("views made behind a close", "caches.py", "self.check_open()  # again", "pass  # again", ENDS),
     Bug(
         "a failure is read by the next swap",
         "transfer.py",
@@ -192,8 +208,8 @@ BUGS = [
     Bug(
         "a transfer is known only after its submission",
         "swapper.py",
-        "                pair.driver.in_flight.add(transfer, handle)\n                pair.host_cache.check_open()\n",
-        "                pair.host_cache.check_open()\n",
+        "                    pair.driver.in_flight.add(transfer, handle)\n",
+        "",
         HOST_CACHE,
     ),
     Bug("the op leaves copies running", _OPS, "device_cache.driver.stream_synchronize(stream)", "pass", CLASS_8),
