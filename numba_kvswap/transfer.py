@@ -92,7 +92,7 @@ class Transfer:
         try:
             return self._query()
         except Exception:  # no answer; its owner hears of it
-            return False
+            return not self._owners
 
     def settle(self) -> bool:
         """Wait, then as `landed`. Raises SimulatedHang where that would be for ever."""
@@ -141,7 +141,8 @@ class Transfer:
     def _keeping_failures(self) -> Iterator[None]:
         """Raise, and keep what failed on the device: whoever asks first is told, and that may not be the owner.
 
-        A failing question is another matter: it is for whoever asked, and the next one may be answered.
+        Work that failed runs no more, so the memory may go. A failing question is another matter: it is for whoever
+        asked, the next one may be answered, and until then nobody knows.
         """
         try:
             yield
@@ -150,6 +151,7 @@ class Transfer:
         except Exception as error:
             if not (isinstance(error, KVSwapDriverError) and error.call.startswith(_QUESTIONS)):
                 self._failure = self._failure or error
+                self._owners = ()
             raise
 
     def uses(self, memory: object) -> bool:

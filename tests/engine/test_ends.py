@@ -294,6 +294,23 @@ def test_a_failure_is_its_own_transfers_whoever_is_waited_for_first(rig):
     rig.swapper.swap_out([0], [0], stream).wait()  # and none of what comes later
 
 
+def test_failed_transfers_are_let_go(rig):
+    stream = rig.simulated.stream()
+    device, pinned = rig.simulated.device_array((8, 8), np.uint8), rig.simulated.pinned_array((8, 8), np.uint8)
+    failing = Swapper([device], [pinned]).swap_out([0], [0], stream)
+    device.free()
+    with pytest.raises(KVSwapDriverError, match="ILLEGAL_ADDRESS"):
+        failing.wait()
+    for _ in range(20):
+        rig.swapper.swap_out([0], [0], stream)
+    rig.simulated.synchronize()
+    rig.swapper.swap_out([0], [0], stream).wait()
+    assert len(rig.driver.in_flight) == 0
+    assert rig.driver.live_events() <= 4
+    with pytest.raises(KVSwapDriverError, match="ILLEGAL_ADDRESS"):
+        failing.wait()
+
+
 def test_a_finalizer_that_closes_a_pool_while_another_transfer_is_let_go(rig, monkeypatch):
     class Session:
         def __init__(self):
