@@ -133,7 +133,7 @@ class CudaDriver(Driver):
         self._call("cuMemFreeHost", address)
 
     def pointer_info(self, address: int) -> PointerInfo:
-        # Not through the bindings: up to 13.5 at least they give 0 for every DEVICE_ORDINAL, since they let the
+        # Not through the bindings: by the sources of 13.3.1 they give 0 for every DEVICE_ORDINAL, since they let the
         # driver write one field and read another (github.com/NVIDIA/cuda-python/issues/2928).
         values = (ctypes.c_uint64 * len(_POINTER_ATTRIBUTES))()
         places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(values) + 8 * i for i in range(len(values))))
