@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from numba_kvswap.driver import Driver, KVSwapDriverError
+from numba_kvswap.driver import Driver
 from numba_kvswap.ids import check_integer
 from numba_kvswap.interop import device_layers, flat, host_layers
 from numba_kvswap.layers import Layer, LayerBytes, check_device_memory, check_layers, name_fault
@@ -216,10 +216,9 @@ class HostCache:
         if len(self._views):
             self._closed = was_closed
             raise BufferError(f"{len(self._views)} views of this pool's layers are alive; delete them, then close")
-        if not self._memory.driver.in_flight.wait_for(self._memory):
-            raise KVSwapDriverError(
-                "cuEventSynchronize", "unknown", advice="a transfer may still use this pool; its memory is kept"
-            )
+        doubt = self._memory.driver.in_flight.wait_for(self._memory)
+        if doubt is not None:
+            raise doubt
         self._memory.close()
 
     def __enter__(self) -> HostCache:

@@ -11,7 +11,7 @@ from numba_kvswap.driver import KVSwapDriverError, SimulatedHang
 from numba_kvswap.events import Event
 from numba_kvswap.interop import stream_handle
 from numba_kvswap.plan import Plan
-from numba_kvswap.transports.submission import Marker
+from numba_kvswap.transports import Marker
 
 # The calls by which a transfer asks the driver, as opposed to the work it asks about.
 _QUESTIONS = ("cuCtx", "cuEvent", "cuStream")
@@ -94,16 +94,19 @@ class Transfer:
         except Exception:  # no answer; its owner hears of it
             return not self._owners
 
-    def settle(self) -> bool:
-        """Wait, then as `landed`. Raises SimulatedHang where that would be for ever."""
+    def settle(self) -> Exception | None:
+        """Wait until nothing of it runs any more; what kept the driver from saying so, None where it has landed.
+
+        Raises SimulatedHang where that would be for ever.
+        """
         self._wait_for_submission()
         try:
             self._synchronize()
         except SimulatedHang:
             raise
-        except Exception:
-            return self.landed()
-        return True
+        except Exception as error:
+            return None if self.landed() else error
+        return None
 
     def _query(self) -> bool:
         if not self._owners:

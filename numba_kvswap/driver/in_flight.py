@@ -17,8 +17,11 @@ class Pending(Protocol):
     def landed(self) -> bool:
         """Whether nothing of it runs any more, as far as the driver says. Never waits, never raises its failure."""
 
-    def settle(self) -> bool:
-        """Wait, then as `landed`. Never raises its failure, which is for its owner to hear of."""
+    def settle(self) -> Exception | None:
+        """Wait until nothing of it runs any more; what kept the driver from saying so, None where it has landed.
+
+        Never raises its failure, which is for its owner to hear of.
+        """
 
     def uses(self, memory: object) -> bool: ...
 
@@ -63,13 +66,13 @@ class InFlight:
                 if not queue and self._by_stream.get(stream) is queue:
                     del self._by_stream[stream]
 
-    def wait_for(self, memory: object) -> bool:
-        """Wait for all work that uses `memory`; False where the driver could not say of some that it has landed."""
-        settled = [work.settle() for work in self._pending() if work.uses(memory)]
+    def wait_for(self, memory: object) -> Exception | None:
+        """Wait for all work that uses `memory`; returns as `Pending.settle` does, for the first that is in doubt."""
+        doubts = [work.settle() for work in self._pending() if work.uses(memory)]
         with self._lock:
             landed, self._unmarked = self._unmarked, [work for work in tuple(self._unmarked) if work.unmarked]
         del landed
-        return all(settled)
+        return next((doubt for doubt in doubts if doubt is not None), None)
 
     def __len__(self) -> int:
         return sum(not work.landed() for work in self._pending())

@@ -14,7 +14,7 @@ from numba_kvswap.driver import Driver, EntryPoints, KVSwapDriverError
 from numba_kvswap.events import Event
 from numba_kvswap.plan import Plan
 from numba_kvswap.submit import END_STATUS, FAILED_CALL, FAILED_LAYER, FAILED_RUN, copy_runs
-from numba_kvswap.transports.submission import Marker, Submission
+from numba_kvswap.transports import Marker, Submission
 
 # CUmemorytype, from cuda.h
 _HOST, _DEVICE = 1, 2

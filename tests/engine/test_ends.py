@@ -125,6 +125,19 @@ def test_a_close_that_fails_may_be_called_again(rig, call, at):
     rig.simulated.synchronize()
 
 
+def test_a_close_in_doubt_raises_what_the_driver_failed_with(rig):
+    stream = rig.simulated.stream()
+    latch = stream.latch()
+    rig.swapper.swap_out([0], [0], stream)
+    rig.driver.fail("cuEventSynchronize", status=719)
+    with pytest.raises(KVSwapDriverError, match="cuEventSynchronize failed with CUDA_ERROR_LAUNCH_FAILED"):
+        rig.host_cache.close()
+    assert rig.host_cache._memory.address, "a transfer may still use it"
+    latch.open()
+    rig.host_cache.close()
+    rig.simulated.synchronize()
+
+
 def test_an_end_that_cannot_be_recorded_is_waited_for_another_way(rig):
     rig.driver.fail("cuEventRecord", at=1)
     rig.driver.fail("cuStreamSynchronize")

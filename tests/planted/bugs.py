@@ -216,8 +216,8 @@ BUGS = [
     Bug(
         "close does not wait",
         "caches.py",
-        "not self._memory.driver.in_flight.wait_for(self._memory)",
-        "False",
+        "self._memory.driver.in_flight.wait_for(self._memory)",
+        "None",
         HOST_CACHE,
     ),
     Bug("close under living views", "caches.py", "if len(self._views):", "if len(self._views) < 0:", HOST_CACHE),
