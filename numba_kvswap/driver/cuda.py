@@ -132,6 +132,13 @@ class CudaDriver(Driver):
     def host_free(self, address: int) -> None:
         self._call("cuMemFreeHost", address)
 
+    def host_register(self, address: int, size_bytes: int) -> None:
+        flags = self._cuda.CU_MEMHOSTREGISTER_PORTABLE | self._cuda.CU_MEMHOSTREGISTER_DEVICEMAP
+        self._call("cuMemHostRegister", address, size_bytes, flags)
+
+    def host_unregister(self, address: int) -> None:
+        self._call("cuMemHostUnregister", address)
+
     def pointer_info(self, address: int) -> PointerInfo:
         # Not through the bindings: by the sources of 13.3.1 they give 0 for every DEVICE_ORDINAL, since they let the
         # driver write one field and read another (github.com/NVIDIA/cuda-python/issues/2928).

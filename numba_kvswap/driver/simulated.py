@@ -12,7 +12,7 @@ import ctypes
 import signal
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import TypeVar
@@ -57,6 +57,8 @@ CALLS = (
     "cuMemFree",
     "cuMemFreeHost",
     "cuMemHostAlloc",
+    "cuMemHostRegister",
+    "cuMemHostUnregister",
     "cuMemcpy",
     "cuMemcpy2DAsync",
     "cuMemcpyAsync",
@@ -243,6 +245,28 @@ class SimulatedDriver(Driver):
     def host_free(self, address: int) -> None:
         self._free("cuMemFreeHost", "host", address)
 
+    def host_register(self, address: int, size_bytes: int) -> None:
+        with self._verb("cuMemHostRegister"):
+            device = self._device()
+            if address <= 0 or size_bytes <= 0:
+                raise _Refused(statuses.INVALID_VALUE, f"{size_bytes} bytes at {address:#x}; expected at least 1")
+            if self._memory.overlaps(address, address + size_bytes):
+                raise _Refused(
+                    statuses.HOST_MEMORY_ALREADY_REGISTERED,
+                    f"some of the {size_bytes} bytes at {address:#x} are of live memory of this driver",
+                )
+            self._memory.add(self._new_allocation("host", device, size_bytes, registered_at=address))
+
+    def host_unregister(self, address: int) -> None:
+        with self._verb("cuMemHostUnregister"):
+            found = self._memory.find(address)
+            if found is None or found.start != address or not found.registered:
+                raise _Refused(
+                    statuses.HOST_MEMORY_NOT_REGISTERED,
+                    f"{address:#x} is not the start of registered memory; was it unregistered already?",
+                )
+            self._retire(found)
+
     def pointer_info(self, address: int) -> PointerInfo:
         with self._verb("cuPointerGetAttributes"):
             found = self._memory.find(address)
@@ -404,6 +428,10 @@ class SimulatedDriver(Driver):
     def discard_memory(self, address: int, kind: MemoryKind, device: int) -> None:
         self.discard_allocation(address)
 
+    def discard_registrations(self, starts: Sequence[int], backing: object, device: int) -> None:
+        """Unregister at the next call, and keep `backing` until then; see discard_allocation."""
+        self._discarded.append(lambda: self._drop_registrations(starts, backing))
+
     def discard_stream(self, stream: int) -> None:
         """Destroy at the next call; see discard_allocation."""
         self._discarded.append(lambda: self._drop_stream(stream))
@@ -425,8 +453,13 @@ class SimulatedDriver(Driver):
     def _drop_allocation(self, start: int) -> None:
         found = self._memory.find(start)
         if found is not None and found.start == start:
-            self.calls["cuMemFree" if found.kind == "device" else "cuMemFreeHost"] += 1
+            free = "cuMemHostUnregister" if found.registered else "cuMemFreeHost"
+            self.calls["cuMemFree" if found.kind == "device" else free] += 1
             self._retire(found)
+
+    def _drop_registrations(self, starts: Sequence[int], _backing: object) -> None:
+        for start in starts:
+            self._drop_allocation(start)
 
     def _drop_stream(self, stream: int) -> None:
         if stream in self._streams:
@@ -641,7 +674,7 @@ class SimulatedDriver(Driver):
             self._memory.add(allocation)
             return allocation.start
 
-    def _new_allocation(self, kind: MemoryKind, device: int, size_bytes: int) -> Allocation:
+    def _new_allocation(self, kind: MemoryKind, device: int, size_bytes: int, *, registered_at: int = 0) -> Allocation:
         held = self._memory.live_bytes(kind, device)
         why = (
             f"{size_bytes} bytes asked; the simulated device's memory_bytes_max is {self.memory_bytes_max}, {held} held"
@@ -649,14 +682,14 @@ class SimulatedDriver(Driver):
         if held + size_bytes > self.memory_bytes_max:
             raise _Refused(statuses.OUT_OF_MEMORY, why)
         try:
-            return Allocation(kind, device, size_bytes)
+            return Allocation(kind, device, size_bytes, registered_at=registered_at)
         except MemoryError:
             raise _Refused(statuses.OUT_OF_MEMORY, f"this machine has no {size_bytes} bytes; ask for less") from None
 
     def _free(self, call: str, kind: MemoryKind, address: int) -> None:
         with self._verb(call):
             found = self._memory.find(address)
-            if found is None or found.start != address or found.kind != kind:
+            if found is None or found.start != address or found.kind != kind or found.registered:
                 raise _Refused(
                     statuses.INVALID_VALUE,
                     f"{address:#x} is not the start of live {kind} memory; was it freed already?",

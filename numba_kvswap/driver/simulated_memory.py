@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from bisect import bisect_left, bisect_right
 from typing import Literal
 
@@ -19,15 +20,19 @@ MemoryKind = Literal["device", "host"]
 
 
 class Allocation:
-    """One live or freed allocation. `memory` is a uint8 view of exactly its bytes."""
+    """One live or freed allocation. `memory` is a uint8 view of exactly its bytes.
 
-    __slots__ = ("alive", "bytes", "device", "end", "kind", "memory", "start")
+    registered: the bytes are somebody else's, who keeps them mapped while it lives; they are never poisoned.
+    """
 
-    def __init__(self, kind: MemoryKind, device: int, size_bytes: int) -> None:
-        """Raises MemoryError where the machine has no such memory."""
-        room = np.empty(size_bytes + ALIGNMENT_BYTES, dtype=np.uint8)
-        skipped = -room.ctypes.data % ALIGNMENT_BYTES
-        self.memory: npt.NDArray[np.uint8] = room[skipped : skipped + size_bytes]
+    __slots__ = ("alive", "bytes", "device", "end", "kind", "memory", "registered", "start")
+
+    def __init__(self, kind: MemoryKind, device: int, size_bytes: int, *, registered_at: int = 0) -> None:
+        """New memory, or that at `registered_at`. Raises MemoryError where the machine has no such memory."""
+        self.registered = registered_at != 0
+        self.memory: npt.NDArray[np.uint8] = (
+            _bytes_at(registered_at, size_bytes) if self.registered else _new_bytes(size_bytes)
+        )
         self.kind: MemoryKind = kind
         self.device = device
         self.bytes = size_bytes
@@ -44,8 +49,18 @@ class Allocation:
         self.memory = np.empty(0, dtype=np.uint8)
 
     def _fill(self, value: int) -> None:
-        if self.bytes <= FILL_BYTES_MAX:
+        if self.bytes <= FILL_BYTES_MAX and not self.registered:
             self.memory.fill(value)
+
+
+def _new_bytes(size_bytes: int) -> npt.NDArray[np.uint8]:
+    room = np.empty(size_bytes + ALIGNMENT_BYTES, dtype=np.uint8)
+    skipped = -room.ctypes.data % ALIGNMENT_BYTES
+    return room[skipped : skipped + size_bytes]
+
+
+def _bytes_at(address: int, size_bytes: int) -> npt.NDArray[np.uint8]:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size_bytes).from_address(address))
 
 
 class MemoryMap:
@@ -76,6 +91,11 @@ class MemoryMap:
             return None
         allocation = self._allocations[position]
         return allocation if address < allocation.end else None
+
+    def overlaps(self, start: int, end: int) -> bool:
+        """Whether a live allocation has bytes within [start, end)."""
+        position = bisect_left(self._starts, end) - 1
+        return position >= 0 and self._allocations[position].end > start
 
     def live_bytes(self, kind: MemoryKind, device: int) -> int:
         """Bytes allocated now, of a device, or of the host whatever the device that asked."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,6 +85,7 @@ class Driver(ABC):
     def __init__(self) -> None:
         #: What this driver still works on, kept alive until it has landed.
         self.in_flight = InFlight()
+        self._never_unregistered: list[object] = []
 
     @abstractmethod
     def describe(self) -> Mapping[str, object]:
@@ -114,6 +115,17 @@ class Driver(ABC):
 
     @abstractmethod
     def host_free(self, address: int) -> None: ...
+
+    @abstractmethod
+    def host_register(self, address: int, size_bytes: int) -> None:
+        """Pin `size_bytes` of mapped memory, portable and mapped into the device's address space.
+
+        The memory must stay mapped until `host_unregister`. No copy may span two registrations.
+        """
+
+    @abstractmethod
+    def host_unregister(self, address: int) -> None:
+        """Undo the registration that starts at `address`; the memory itself is the caller's."""
 
     @abstractmethod
     def pointer_info(self, address: int) -> PointerInfo: ...
@@ -155,6 +167,19 @@ class Driver(ABC):
         """Free memory whose owner was garbage collected, which may happen in the midst of any call."""
         with contextlib.suppress(KVSwapDriverError), self.activate(device):
             (self.device_free if kind == "device" else self.host_free)(address)
+
+    def discard_registrations(self, starts: Sequence[int], backing: object, device: int) -> None:
+        """Unregister memory whose owner was garbage collected, which may happen in the midst of any call.
+
+        `backing` keeps the memory mapped. It is dropped once nothing of it is registered, and kept for ever where the
+        driver refuses: the device would go on writing to what the system has given to somebody else.
+        """
+        try:
+            with self.activate(device):
+                for start in starts:
+                    self.host_unregister(start)
+        except KVSwapDriverError:
+            self._never_unregistered.append(backing)
 
     @abstractmethod
     def event_record(self, event: int, stream: int) -> None: ...

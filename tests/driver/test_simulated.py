@@ -586,6 +586,9 @@ def test_every_verb_can_be_told_to_fail(bench, name):
         driver.event_record(event, 0)
         driver.event_synchronize(event)
 
+    registered, more = np.zeros(64, np.uint8), np.zeros(64, np.uint8)
+    driver.host_register(registered.ctypes.data, 64)
+
     def activate():
         with driver.activate(0):
             pass
@@ -605,6 +608,8 @@ def test_every_verb_can_be_told_to_fail(bench, name):
         "cuMemFree": lambda: driver.device_free(bench.device),
         "cuMemFreeHost": lambda: driver.host_free(bench.host),
         "cuMemHostAlloc": lambda: driver.host_alloc(1),
+        "cuMemHostRegister": lambda: driver.host_register(more.ctypes.data, 64),
+        "cuMemHostUnregister": lambda: driver.host_unregister(registered.ctypes.data),
         "cuMemcpy": lambda: driver.copy_now(bench.device, bench.host, 1),
         "cuPointerGetAttributes": lambda: driver.pointer_info(bench.device),
         "cuStreamCreate": driver.stream_create,
