@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(options, "json", None) is not None:
             options.json.touch()  # a path that cannot be written is better known before the work than after
         status: int = options.run(options)
-    except (ValueError, OSError, ImportError, KVSwapDriverError) as error:
+    except (ValueError, OSError, ImportError, MemoryError, KVSwapDriverError) as error:
         print(f"numba-kvswap {options.command}: {error}", file=sys.stderr)
         return 2
     return status
@@ -133,8 +133,8 @@ def _replay(options: argparse.Namespace) -> int:
     stage = stage_named(_engine(options), options.seed)
     try:
         report = replay(tqdm(requests, unit=" requests", disable=None), layers, placement, stage)
-    except KVSwapDriverError as error:
-        if error.result_name != "CUDA_ERROR_OUT_OF_MEMORY":
+    except (KVSwapDriverError, MemoryError) as error:
+        if isinstance(error, KVSwapDriverError) and error.result_name != "CUDA_ERROR_OUT_OF_MEMORY":
             raise
         block_gib = sum(layer.block_bytes for layer in layers) / 2**30
         raise ValueError(

@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_kvswap.caches import DeviceCache, HostCache
-from numba_kvswap.layers import Layer, check_pinned_memory, check_same_layers, check_writable
+from numba_kvswap.ids import Ids
+from numba_kvswap.layers import Layer, Places, check_pinned_memory, check_same_layers, check_writable
+from numba_kvswap.plan import Plan
 
 Direction = Literal["out", "in"]
 Words = npt.NDArray[np.uint64]
@@ -40,10 +42,14 @@ class CachePair:
         self.device_cache, self.host_cache = device_cache, host_cache
         self.driver = device_cache.driver
         with self.driver.activate(device_cache.device):
-            host_allocations = check_pinned_memory(host_cache.layers, self.driver)
+            host_places = check_pinned_memory(host_cache.layers, self.driver, host_cache.pieces)
         #: What keeps the memory of both caches alive.
         self.owners = tuple(layer.owner for cache in (device_cache, host_cache) for layer in cache.layers)
-        self.groups = self._grouped(host_allocations)
+        self.groups = self._grouped(host_places)
+        cuts = {block for places in host_places for _, block in places[1:]}
+        #: Host blocks, ascending, before which another registration begins in some layer. No copy may hold blocks on
+        #: both sides of one: `runs` sees to it. Only pools of more than one registration have any.
+        self.host_cuts = np.array(sorted(cuts), np.int64)
 
     @property
     def block_bytes(self) -> int:
@@ -55,14 +61,28 @@ class CachePair:
         self.host_cache.check_open()
         check_writable(self.host_cache.layers if direction == "out" else self.device_cache.layers)
 
-    def _grouped(self, host_allocations: tuple[int, ...]) -> LayerGroups:
+    def runs(self, plan: Plan, direction: Direction) -> tuple[Ids, Ids, Ids]:
+        """The plan's source, target and blocks of each run, cut so that no run crosses one of `host_cuts`."""
+        runs = plan.run_source, plan.run_target, plan.run_blocks
+        if not self.host_cuts.size:
+            return runs
+        host, blocks = (runs[1] if direction == "out" else runs[0]), runs[2]
+        first = np.searchsorted(self.host_cuts, host, "right")  # of the cuts within each run
+        parts = 1 + np.searchsorted(self.host_cuts, host + blocks, "left") - first
+        run = np.repeat(np.arange(blocks.size), parts)
+        part = np.arange(run.size) - np.repeat(np.cumsum(parts) - parts, parts)
+        # Where each part begins, from its run's start: at 0, or at the cut before it.
+        begin = np.where(part == 0, 0, self.host_cuts[np.maximum(first[run] + part - 1, 0)] - host[run])
+        end = np.where(part == parts[run] - 1, blocks[run], np.append(begin[1:], 0))
+        return runs[0][run] + begin, runs[1][run] + begin, end - begin
+
+    def _grouped(self, host_places: tuple[Places, ...]) -> LayerGroups:
         device, host = self.device_cache.layers, self.host_cache.layers
-        # What layers must share for one copy to span them: sizes, strides, and the allocation on each side.
+        # What layers must share for one copy to span them: sizes, strides, and the allocation on each side; of
+        # several registrations the same ones for the same blocks.
         kinds = [
-            (d.block_bytes, d.block_stride_bytes, h.block_stride_bytes, device_start, host_start)
-            for d, h, device_start, host_start in zip(
-                device, host, self.device_cache.allocations, host_allocations, strict=True
-            )
+            (d.block_bytes, d.block_stride_bytes, h.block_stride_bytes, device_start, places)
+            for d, h, device_start, places in zip(device, host, self.device_cache.allocations, host_places, strict=True)
         ]
         groups = [_Group(first=0)]
         for index in range(1, len(device)):

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_kvswap.driver import Driver
+from numba_kvswap.host_memory import pinned_memory
 from numba_kvswap.ids import check_integer
 from numba_kvswap.interop import device_layers, flat, host_layers
 from numba_kvswap.layers import Layer, LayerBytes, check_device_memory, check_layers, name_fault
-from numba_kvswap.memory import DriverMemory
+from numba_kvswap.memory import DriverMemory, OwnedMemory
 
 Layout = Literal["block_major", "layer_major"]
 
@@ -113,7 +114,7 @@ class HostCache:
     def __init__(self, *layer_lists: Iterable[Any]) -> None:
         self._fill(host_layers(flat(layer_lists)))
 
-    def _fill(self, layers: list[Layer], memory: DriverMemory | None = None) -> None:
+    def _fill(self, layers: list[Layer], memory: OwnedMemory | None = None) -> None:
         check_layers(layers, "host")
         self._layers = tuple(layers)
         self._memory = memory
@@ -122,23 +123,27 @@ class HostCache:
 
     @classmethod
     def allocate(cls, like: DeviceCache, *, blocks: int, layout: Layout = "block_major") -> HostCache:
-        """A pool of `blocks` host blocks with the layers of `like`, in one pinned allocation, uninitialised.
+        """A pool of `blocks` host blocks with the layers of `like`, in one range of pinned memory, uninitialised.
 
         layout: "block_major" lays a block's layers side by side, [blocks, layers, block bytes]; "layer_major" a
             layer's blocks, [layers, blocks, block bytes].
 
         The memory is pinned for every context (portable) and mapped. It is freed by `close`, at the end of a
-        ``with`` block, or as a device cache's own memory is.
+        ``with`` block, or as a device cache's own memory is. Pools of 64 MiB and more are this process's own memory,
+        touched by all CPUs near the device and registered with the driver, which is many times faster than the driver's
+        allocation; those of 8 GiB and more show their progress on a terminal.
 
-        Raises TypeError or ValueError for arguments like these, KVSwapDriverError where the memory is not to
-        be had.
+        Raises TypeError or ValueError for arguments like these, MemoryError where the system has not that much memory
+        left (the machine, or this process's cgroup), KVSwapDriverError where the driver refuses it.
         """
         if not isinstance(like, DeviceCache):
             raise TypeError(f"like is {type(like).__name__}; expected a DeviceCache, whose layers the pool will have")
         blocks = _checked_blocks(blocks)
         if layout not in ("block_major", "layer_major"):
             raise ValueError(f"layout is {layout!r}; expected 'block_major' or 'layer_major'")
-        memory = DriverMemory(like.driver, like.device, blocks * like.block_bytes, "host")
+        size_bytes = blocks * like.block_bytes
+        unit_bytes = like.block_bytes if layout == "block_major" else blocks * _layer_unit_bytes(like)
+        memory = pinned_memory(like.driver, like.device, size_bytes, unit_bytes)
         before = [0, *accumulate(layer.block_bytes for layer in like.layers)]
         layers = [
             Layer(
@@ -155,7 +160,7 @@ class HostCache:
         return cls.of_layers(layers, memory)
 
     @classmethod
-    def of_layers(cls, layers: list[Layer], memory: DriverMemory | None = None) -> HostCache:
+    def of_layers(cls, layers: list[Layer], memory: OwnedMemory | None = None) -> HostCache:
         """A cache of ready records, e.g. of raw addresses; `memory` is what it owns and closes."""
         cache = cls.__new__(cls)
         cache._fill(layers, memory)
@@ -170,6 +175,11 @@ class HostCache:
         """ValueError where the cache is closed."""
         if self.closed:
             raise ValueError("this HostCache is closed; allocate another")
+
+    @property
+    def pieces(self) -> tuple[int, ...]:
+        """Where each registration of a pool's memory starts; () where the driver or the user allocated it."""
+        return self._memory.pieces if self._memory is not None else ()
 
     @property
     def closed(self) -> bool:
@@ -236,6 +246,12 @@ class HostCache:
             f"HostCache({len(self._layers)} layers, {self.blocks} blocks of {self.block_bytes} bytes over all "
             f"layers{state})"
         )
+
+
+def _layer_unit_bytes(like: DeviceCache) -> int:
+    """Bytes of a block at whose multiples layers start: of one layer where all are of one size, else of all."""
+    first = like.layers[0].block_bytes
+    return first if all(layer.block_bytes == first for layer in like.layers) else like.block_bytes
 
 
 def _checked_blocks(blocks: object) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-import resource
 import shutil
 from collections.abc import Iterator
 
 from numba_kvswap import __version__
 from numba_kvswap.driver import cuda_available, cuda_driver, why_no_cuda
+from numba_kvswap.host_room import locked_memory_limit, memory_in_words
 
 _PACKAGES = ("numpy", "numba", "numba-cuda", "cuda-bindings", "torch", "cupy-cuda13x", "cupy-cuda12x", "hypothesis")
 _TOOLKIT_PACKAGES = (
@@ -27,7 +27,7 @@ def lines() -> Iterator[str]:
     for package in _PACKAGES:
         yield f"{package:<14} {_version(package)}"
     yield f"toolkit        {_toolkit()}"
-    yield f"pinned memory  limit {_locked_memory_limit()}, host memory {_memory_in_words(_host_memory_bytes())}"
+    yield f"pinned memory  limit {locked_memory_limit()}, host memory {memory_in_words(_host_memory_bytes())}"
     yield from _cuda_lines() if cuda_available() else _simulated_lines()
 
 
@@ -74,15 +74,6 @@ def _toolkit() -> str:
     return f"{', '.join(found) or 'no packages of it'}; nvcc {nvcc}"
 
 
-def _locked_memory_limit() -> str:
-    soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return "none" if soft == resource.RLIM_INFINITY else _memory_in_words(soft)
-
-
 def _host_memory_bytes() -> int:
     with open("/proc/meminfo") as file:
         return int(file.readline().split()[1]) << 10
-
-
-def _memory_in_words(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.1f} MiB"

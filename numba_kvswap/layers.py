@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -173,28 +173,42 @@ def check_device_memory(layers: Sequence[Layer], device: int, driver: Driver) ->
     return tuple(info.start for info in infos)
 
 
-def check_pinned_memory(layers: Sequence[Layer], driver: Driver) -> tuple[int, ...]:
+#: Where a layer lies: (start of an allocation or registration, first block of the layer in it), in ascending order.
+Places = tuple[tuple[int, int], ...]
+
+
+def check_pinned_memory(layers: Sequence[Layer], driver: Driver, pieces: Collection[int] = ()) -> tuple[Places, ...]:
     """Every layer lies, whole, in one range of pinned host memory, else ValueError.
 
     Pageable memory would be copied, synchronously and slowly, without a word; hence the refusal.
-    Returns where each layer's allocation starts.
+
+    pieces: where the registrations of a pool start, each of which goes on where the one before it ends. Only there
+        may a layer go on: what else lies behind an allocation is somebody else's.
+    Returns where each layer lies. A copy must stay within one place.
     """
-    infos = [driver.pointer_info(layer.address) for layer in layers]
-    for layer, info in zip(layers, infos, strict=True):
-        if layer.blocks == 0:
-            continue
-        if info.kind != "host":
-            raise ValueError(
-                f"{layer.name} at {layer.address:#x} is {_kind_in_words(info)}; expected pinned host memory: "
-                "allocate it with HostCache.allocate or register it with the driver"
-            )
-        found = info.end - layer.address
-        if found < layer.extent_bytes:
+    return tuple(_pinned_places(layer, driver, pieces) for layer in layers)
+
+
+def _pinned_places(layer: Layer, driver: Driver, pieces: Collection[int]) -> Places:
+    info = driver.pointer_info(layer.address)
+    if layer.blocks == 0:
+        return ((info.start, 0),)
+    if info.kind != "host":
+        raise ValueError(
+            f"{layer.name} at {layer.address:#x} is {_kind_in_words(info)}; expected pinned host memory: "
+            "allocate it with HostCache.allocate or register it with the driver"
+        )
+    places = [(info.start, 0)]
+    while (found := info.end - layer.address) < layer.extent_bytes:
+        following = driver.pointer_info(info.end) if info.end in pieces else info
+        if (following.kind, following.start) != ("host", info.end):
             raise ValueError(
                 f"{layer.name} at {layer.address:#x} needs {layer.extent_bytes} bytes for {layer.blocks} "
                 f"blocks, found {found} pinned bytes there; pass fewer blocks or a larger allocation"
             )
-    return tuple(info.start for info in infos)
+        info = following
+        places.append((info.start, -(-found // layer.block_stride_bytes)))  # a pool is cut between blocks
+    return tuple(places)
 
 
 def _kind_in_words(info: PointerInfo) -> str:

@@ -13,8 +13,11 @@ from numba_kvswap.driver import Driver
 class OwnedMemory(ABC):
     """`size_bytes` bytes at `address`, which is 0 until there is memory and once it is closed.
 
-    Attributes: driver, device (whose context every call of its own is made in), size_bytes, address.
+    Attributes: driver, device (whose context every call of its own is made in), size_bytes, address; pieces: where
+    each registration starts, of memory that is registered with the driver and not allocated by it.
     """
+
+    pieces: tuple[int, ...] = ()
 
     def __init__(self, driver: Driver, device: int, size_bytes: int) -> None:
         self.address = 0

@@ -14,14 +14,17 @@ CLASS_8 = "conformance/test_class_8_silent_failure.py"
 CLASS_9 = "conformance/test_class_9_lists_of_one_cache.py"
 ENDS = "engine/test_ends.py"
 HOST_CACHE = "engine/test_host_cache.py"
+HOST_MEMORY = "engine/test_host_memory.py"
 INTEROP = "engine/test_interop.py"
 OP = "engine/test_op.py"
 PLAN = "engine/test_plan.py"
+REGISTER = "driver/test_register.py"
 STREAM_ORDER = "engine/test_stream_order.py"
 SWAPPER = "engine/test_swapper.py"
 
 _IDS, _PLAN, _LOOPS, _SUBMIT = "ids.py", "plan.py", "plan_loops.py", "submit.py"
 _COPIES, _LAYERS, _OPS = "transports/copies.py", "layers.py", "ops.py"
+_MEMORY, _ROOM = "host_memory.py", "host_room.py"
 
 
 @dataclass(frozen=True)
@@ -135,12 +138,12 @@ BUGS = [
     Bug("mode check dropped", _OPS, "if mode not in (0, 1):", "if mode not in (0, 1, 2, -1):"),
     Bug("dimension check dropped", _OPS, "if len(tensor.shape) not in (3, 4):", "if len(tensor.shape) < 2:", OP),
     Bug("rank not compared with the device", _OPS, "if device != rank:", "if device < 0:", OP),
-    Bug("blocks behind an address not counted", _LAYERS, "if found < layer.extent_bytes:", "if found < 1:", OP),
+    Bug("blocks behind an address not counted", _LAYERS, ") < layer.extent_bytes:", ") < 1:", OP),
     Bug(
         "pageable memory passes",
         _LAYERS,
-        'if layer.blocks == 0:\n            continue\n        if info.kind != "host":',
-        'if layer.blocks == 0 or info.kind == "unknown":\n            continue\n        if info.kind != "host":',
+        "if layer.blocks == 0:\n        return",
+        'if layer.blocks == 0 or info.kind == "unknown":\n        return',
         OP,
     ),
     Bug(
@@ -196,6 +199,69 @@ BUGS = [
         "                    pass  # here",
         ENDS,
     ),
+    Bug(
+        "pieces stay registered after a failure",
+        _MEMORY,
+        "            with contextlib.suppress(KVSwapDriverError):\n                self.close()",
+        "            self.address = 0",
+        HOST_MEMORY,
+    ),
+    Bug("room is not asked for", _MEMORY, "        check_room(size_bytes)\n", "", HOST_MEMORY),
+    Bug("only the machine is asked for room", _ROOM, "in _cgroups():", "in ():", HOST_MEMORY),
+    Bug("only the own cgroup is asked for room", _ROOM, "(folder, *folder.parents)", "(folder,)", HOST_MEMORY),
+    Bug("files in memory are taken for used", _ROOM, "sum(stat.get(n, 0) for n in names.files)", "0", HOST_MEMORY),
+    Bug("CPUs taken that are not ours", _ROOM, "usable & _cpus(", "_cpus(", HOST_MEMORY),
+    Bug(
+        "unmapped before it is unregistered",
+        _MEMORY,
+        "        while self._registered:\n",
+        "        self._mapping.close()\n        while self._registered:\n",
+        HOST_MEMORY,
+    ),
+    Bug(
+        "a close begins anew where it had failed",
+        _MEMORY,
+        "                if error.result_name != NAMES[HOST_MEMORY_NOT_REGISTERED]:\n",
+        "                if error:\n",
+        HOST_MEMORY,
+    ),
+    Bug(
+        "a child is given what is pinned",
+        _MEMORY,
+        "self._mapping.madvise(mmap.MADV_DONTFORK)",
+        "pass",
+        HOST_MEMORY,
+    ),
+    Bug(
+        "pieces cut within blocks",
+        _MEMORY,
+        "math.lcm(unit_bytes, SYSTEM_BLOCK_BYTES)",
+        "SYSTEM_BLOCK_BYTES",
+        HOST_MEMORY,
+    ),
+    Bug("runs cross registrations", "cache_pair.py", "if not self.host_cuts.size:", "if True:", HOST_MEMORY),
+    Bug(
+        "a 2-D copy over layers in several pieces",
+        _LAYERS,
+        "return tuple(places)",
+        "return tuple((places[0][0] // 10**9, block) for _, block in places)",
+        HOST_MEMORY,
+    ),
+    Bug(
+        "a layer goes on in a neighbour's memory",
+        _LAYERS,
+        "driver.pointer_info(info.end) if info.end in pieces else info",
+        "driver.pointer_info(info.end)",
+        HOST_MEMORY,
+    ),
+    Bug(
+        "unmapped though still registered",
+        "driver/table.py",
+        "self._never_unregistered.append(backing)",
+        "pass",
+        REGISTER,
+    ),
+    Bug("registered memory is poisoned", "driver/simulated_memory.py", " and not self.registered", "", REGISTER),
     Bug("views made behind a close", "caches.py", "self.check_open()  # again", "pass  # again", ENDS),
     Bug(
         "a failure is read by the next swap",
