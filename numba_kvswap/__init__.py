@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from numba_kvswap.block_allocator import BlockAllocator
     from numba_kvswap.caches import DeviceCache, HostCache
     from numba_kvswap.driver import Driver, KVSwapDriverError, SimulatedDevice, cuda_available, cuda_driver
     from numba_kvswap.ops import swap_cache_all_layers
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BlockAllocator",
     "DeviceCache",
     "Driver",
     "HostCache",
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BlockAllocator": "block_allocator",
     "DeviceCache": "caches",
     "Driver": "driver",
     "HostCache": "caches",

@@ -12,6 +12,7 @@ CLASS_5 = "conformance/test_class_5_padded_rows.py"
 CLASS_6 = "conformance/test_class_6_width_and_tails.py"
 CLASS_8 = "conformance/test_class_8_silent_failure.py"
 CLASS_9 = "conformance/test_class_9_lists_of_one_cache.py"
+ALLOCATOR = "engine/test_block_allocator.py"
 ENDS = "engine/test_ends.py"
 HOST_CACHE = "engine/test_host_cache.py"
 HOST_MEMORY = "engine/test_host_memory.py"
@@ -23,6 +24,7 @@ STREAM_ORDER = "engine/test_stream_order.py"
 SWAPPER = "engine/test_swapper.py"
 
 _IDS, _PLAN, _LOOPS, _SUBMIT = "ids.py", "plan.py", "plan_loops.py", "submit.py"
+_FREE = "block_allocator.py"
 _COPIES, _LAYERS, _OPS = "transports/copies.py", "layers.py", "ops.py"
 _MEMORY, _ROOM = "host_memory.py", "host_room.py"
 
@@ -116,6 +118,39 @@ BUGS = [
         "back._fill(self.source_ids, self.target_ids,",
         PLAN,
     ),
+    # ---- which host blocks ----
+    Bug(
+        "the longest run is taken, not the one that fits",
+        _FREE,
+        "self._by_length[self._by_length.bisect_left((length, 0))]",
+        "self._by_length[-1]",
+        ALLOCATOR,
+    ),
+    Bug(
+        "the first run is taken, not the one that fits",
+        _FREE,
+        "found, first = self._by_length[self._by_length.bisect_left((length, 0))]",
+        "first, found = next(run for run in self._length_at.items() if run[1] >= length)",
+        ALLOCATOR,
+    ),
+    Bug("the rest of a run is lost", _FREE, "if found > length:", "if found > length + 1:", ALLOCATOR),
+    Bug(
+        "freed blocks are not one with the run before",
+        _FREE,
+        "if before is not None and sum(before) == first:",
+        "if before is not None and sum(before) < 0:",
+        ALLOCATOR,
+    ),
+    Bug("nor with the run after", _FREE, "self._length_at.get(first + length, 0)", "0", ALLOCATOR),
+    Bug("a double free passes", _FREE, "self._check_used(first, length)", "pass", ALLOCATOR),
+    Bug(
+        "only the first block of a freed run is looked at",
+        _FREE,
+        "before = self._last_run_before(first + length)",
+        "before = self._last_run_before(first + 1)",
+        ALLOCATOR,
+    ),
+    Bug("an id freed twice in a call passes", _FREE, "if again.size:", "if again.size < 0:", ALLOCATOR),
     # ---- what is refused ----
     Bug("first id unchecked", _LOOPS, "for i in range(ids.size):", "for i in range(1, ids.size):", CLASS_1),
     Bug("upper bound off by one", _PLAN, "smallest >= 0 and largest < bound", "smallest >= 0 and largest <= bound"),
