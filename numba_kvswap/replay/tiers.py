@@ -6,10 +6,12 @@ Two tiers, each with its own least-recently-used order. This file decides; it mo
 from collections import OrderedDict
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
 from numba_kvswap.ids import Ids
+from numba_kvswap.replay.free_blocks import FreeStack
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +115,9 @@ class Placement:
             self._evict_from_device(named, draft)
         blocks = self._device.add(hash_id)
         if hash_id in self._host:
-            draft.in_ids.append(hash_id)
-            draft.in_device += blocks
-            draft.in_host += self._host.touch(hash_id)
+            draft.in_[hash_id] = blocks, self._host.touch(hash_id)
         else:
-            draft.computed_ids.append(hash_id)
-            draft.computed_device += blocks
+            draft.computed[hash_id] = blocks
 
     def _evict_from_device(self, named: set[int], draft: "_Draft") -> None:
         victim = self._device.oldest_not_in(named)
@@ -128,9 +127,7 @@ class Placement:
         device_blocks = self._device.remove(victim)
         if victim in self._host or not self._make_host_room(named):
             return
-        draft.out_ids.append(victim)
-        draft.out_device += device_blocks
-        draft.out_host += self._host.add(victim)
+        draft.out[victim] = device_blocks, self._host.add(victim)
 
     def _make_host_room(self, named: set[int]) -> bool:
         while not self._host.has_room():
@@ -151,7 +148,7 @@ class _Tier:
 
     def __init__(self, blocks: int, blocks_per_id: int) -> None:
         self._blocks_per_id = blocks_per_id
-        self._free = list(range(blocks - 1, -1, -1))
+        self._free = FreeStack(blocks, blocks_per_id)
         self._blocks: dict[int, list[int]] = {}
         self._order: OrderedDict[int, None] = OrderedDict()
         self._skipped: list[int] = []
@@ -160,12 +157,12 @@ class _Tier:
         return hash_id in self._blocks
 
     def has_room(self) -> bool:
-        return len(self._free) >= self._blocks_per_id
+        return self._free.has_room()
 
     def add(self, hash_id: int) -> list[int]:
         """Give the id free blocks, most recent of all; there must be room."""
         assert hash_id not in self._blocks
-        blocks = [self._free.pop() for _ in range(self._blocks_per_id)]
+        blocks = self._free.take()
         self._blocks[hash_id] = blocks
         self._order[hash_id] = None
         return blocks
@@ -177,10 +174,10 @@ class _Tier:
         return self._blocks[hash_id]
 
     def remove(self, hash_id: int) -> list[int]:
-        """Free the id's blocks, the one of the last position on top, and return them by position."""
+        """Free the id's blocks, and return them by position."""
         blocks = self._blocks.pop(hash_id)
         del self._order[hash_id]
-        self._free += blocks
+        self._free.give_back(blocks)
         return blocks
 
     def oldest_not_in(self, named: Container[int]) -> int | None:
@@ -205,21 +202,19 @@ class _Tier:
 
     def residents(self) -> tuple[Ids, Ids]:
         blocks = [self._blocks[hash_id] for hash_id in self._order]
-        return _int64(list(self._order)), np.array(blocks, dtype=np.int64).reshape(-1, self._blocks_per_id)
+        return _int64([self._order]), np.array(blocks, dtype=np.int64).reshape(-1, self._blocks_per_id)
 
 
 class _Draft:
-    """The moves of a request while they are found, block ids as plain lists."""
+    """The moves of a request while they are found: id -> its device blocks, or its (device, host) blocks.
+
+    An id is a key once: what leaves is not named, and so does not come back in the request, and what comes stays.
+    """
 
     def __init__(self) -> None:
-        self.out_device: list[int] = []
-        self.out_host: list[int] = []
-        self.in_device: list[int] = []
-        self.in_host: list[int] = []
-        self.out_ids: list[int] = []
-        self.in_ids: list[int] = []
-        self.computed_ids: list[int] = []
-        self.computed_device: list[int] = []
+        self.out: dict[int, tuple[list[int], list[int]]] = {}
+        self.in_: dict[int, tuple[list[int], list[int]]] = {}
+        self.computed: dict[int, list[int]] = {}
 
     def check_order(self) -> None:
         """Assert that one call of swap outs, then one of swap ins, then computing, does what block by block would.
@@ -229,25 +224,29 @@ class _Draft:
         twice or filled twice, and one both left and filled is read before it is written. A host block may be
         filled twice, where what was swapped out first is dropped for a later one: the last pair wins.
         """
-        filled_device = self.in_device + self.computed_device
-        assert len(set(filled_device)) == len(filled_device), "a device block filled twice in one request"
-        assert len(set(self.out_device)) == len(self.out_device), "a device block left twice in one request"
-        assert set(self.out_host).isdisjoint(self.in_host), "a swap out overwrites a host block to be swapped in"
-        assert set(self.out_ids).isdisjoint(self.in_ids), "an id swapped out and in by one request"
+        left = [block for device, _ in self.out.values() for block in device]
+        filled = [block for device, _ in self.in_.values() for block in device]
+        filled += chain.from_iterable(self.computed.values())
+        assert len(set(filled)) == len(filled), "a device block filled twice in one request"
+        assert len(set(left)) == len(left), "a device block left twice in one request"
+        overwritten = {block for _, host in self.out.values() for block in host}
+        read = chain.from_iterable(host for _, host in self.in_.values())
+        assert overwritten.isdisjoint(read), "a swap out overwrites a host block to be swapped in"
+        assert self.out.keys().isdisjoint(self.in_), "an id swapped out and in by one request"
 
     def moves(self, blocks_per_id: int) -> Moves:
         return Moves(
-            out_device=_int64(self.out_device),
-            out_host=_int64(self.out_host),
-            in_device=_int64(self.in_device),
-            in_host=_int64(self.in_host),
-            out_ids=_int64(self.out_ids),
-            in_ids=_int64(self.in_ids),
-            computed_ids=_int64(self.computed_ids),
-            computed_device=_int64(self.computed_device).reshape(-1, blocks_per_id),
+            out_device=_int64(device for device, _ in self.out.values()),
+            out_host=_int64(host for _, host in self.out.values()),
+            in_device=_int64(device for device, _ in self.in_.values()),
+            in_host=_int64(host for _, host in self.in_.values()),
+            out_ids=_int64([self.out]),
+            in_ids=_int64([self.in_]),
+            computed_ids=_int64([self.computed]),
+            computed_device=_int64(self.computed.values()).reshape(-1, blocks_per_id),
         )
 
 
-def _int64(values: list[int]) -> Ids:
-    # The dtype is given, since an empty list would otherwise become float64.
-    return np.array(values, dtype=np.int64)
+def _int64(pieces: Iterable[Iterable[int]]) -> Ids:
+    # The dtype is given, since without a value it would otherwise be float64.
+    return np.array(list(chain.from_iterable(pieces)), dtype=np.int64)
