@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from numba_kvswap.driver import KVSwapDriverError, cuda_available
+from numba_kvswap.replay.free_blocks import HOST_SLOTS
 from numba_kvswap.replay.models import MODELS
 
 _MADE_REQUESTS = 2000
@@ -58,6 +59,12 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device-blocks", type=_count, default=1000, metavar="G", help="default: 1000")
     parser.add_argument("--host-blocks", type=_count, default=8000, metavar="H", help="default: 8000")
+    parser.add_argument(
+        "--host-slots",
+        choices=HOST_SLOTS,
+        default="contiguous",
+        help="which free host blocks are used: those that lie together, or the last freed first; default: contiguous",
+    )
     parser.add_argument("--block-tokens", type=_count, default=512, metavar="T", help="divides an id's 512")
     parser.add_argument("--model", default="tiny", metavar="NAME", help=f"cache geometry: {', '.join(MODELS)}")
     parser.add_argument("--layers", type=_count, default=None, metavar="L", help="instead of the model's own")
@@ -129,7 +136,8 @@ def _replay(options: argparse.Namespace) -> int:
         else made_trace(options.seed, options.requests or _MADE_REQUESTS)
     )
     layers = model_named(options.model).block_shapes(options.block_tokens, options.tp, options.layers)
-    placement = Placement(options.device_blocks, options.host_blocks, ID_TOKENS // options.block_tokens)
+    blocks_per_id = ID_TOKENS // options.block_tokens
+    placement = Placement(options.device_blocks, options.host_blocks, blocks_per_id, options.host_slots)
     stage = stage_named(_engine(options), options.seed)
     try:
         report = replay(tqdm(requests, unit=" requests", disable=None), layers, placement, stage)

@@ -1,5 +1,30 @@
 """The free blocks of one tier of a replay: which of them an id is given next."""
 
+from itertools import islice
+from typing import Protocol
+
+from numba_kvswap.block_allocator import BlockAllocator
+
+
+class FreeBlocks(Protocol):
+    """Blocks are given to ids and taken back, `blocks_per_id` at a time.
+
+    A list of blocks that was given out is known again by its identity. It may stay empty, its blocks only promised,
+    until `settle` ends the request.
+    """
+
+    def has_room(self) -> bool:
+        """Whether there are blocks for one id more."""
+
+    def take(self) -> list[int]:
+        """An id's blocks; there must be room."""
+
+    def give_back(self, blocks: list[int]) -> None:
+        """Take back a list that `take` gave."""
+
+    def settle(self) -> None:
+        """End a request: the blocks that were promised are given."""
+
 
 class FreeStack:
     """The last block freed is the first used, one by one: an id's blocks need not lie together.
@@ -15,9 +40,52 @@ class FreeStack:
         return len(self._free) >= self._blocks_per_id
 
     def take(self) -> list[int]:
-        """An id's blocks; there must be room."""
         return [self._free.pop() for _ in range(self._blocks_per_id)]
 
     def give_back(self, blocks: list[int]) -> None:
         """The block of the last position comes to lie on top."""
         self._free += blocks
+
+    def settle(self) -> None:
+        """Nothing was promised."""
+
+
+class FreeRuns:
+    """All blocks that one request takes are allocated at its end in one call, in the order of asking.
+
+    So they lie together as far as the free runs allow. What is given back within the request that took it never had
+    blocks.
+    """
+
+    def __init__(self, blocks: int, blocks_per_id: int) -> None:
+        self._allocator = BlockAllocator(blocks)
+        self._blocks_per_id = blocks_per_id
+        self._given_back: list[int] = []
+        # By identity, since they are all empty, and so equal.
+        self._promised: dict[int, list[int]] = {}
+
+    def has_room(self) -> bool:
+        free = self._allocator.free_blocks + len(self._given_back)
+        return free >= (len(self._promised) + 1) * self._blocks_per_id
+
+    def take(self) -> list[int]:
+        """An empty list, until `settle`."""
+        blocks: list[int] = []
+        self._promised[id(blocks)] = blocks
+        return blocks
+
+    def give_back(self, blocks: list[int]) -> None:
+        if self._promised.pop(id(blocks), None) is None:
+            self._given_back += blocks
+
+    def settle(self) -> None:
+        self._allocator.free(self._given_back)
+        allocated = iter(self._allocator.allocate(len(self._promised) * self._blocks_per_id).tolist())
+        for blocks in self._promised.values():
+            blocks.extend(islice(allocated, self._blocks_per_id))
+        self._given_back.clear()
+        self._promised.clear()
+
+
+#: The host slots that a replay may use, by name.
+HOST_SLOTS: dict[str, type[FreeStack] | type[FreeRuns]] = {"lifo": FreeStack, "contiguous": FreeRuns}

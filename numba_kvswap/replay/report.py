@@ -11,14 +11,15 @@ _BYTES_A_GB = 1e9
 class ReplayReport:
     """Counts of a replay, added up while it runs. Bytes are over all layers; a run is one merged piece of id pairs.
 
-    `blocks_verified` counts comparisons, each over all layers of a block: every block swapped in, and at the end
-    every resident block of both sides. `mismatches` counts blocks times layers that differed. `seconds` is the
-    whole replay, `swap_seconds_*` the swaps alone; `link_gb_per_s_*` is one large pinned copy in the same run, 0 where
-    there is no link to measure.
+    `host_slots` is the placement's. `blocks_verified` counts comparisons, each over all layers of a block: every block
+    swapped in, and at the end every resident block of both sides. `mismatches` counts blocks times layers that
+    differed. `seconds` is the whole replay, `swap_seconds_*` the swaps alone; `link_gb_per_s_*` is one large pinned
+    copy in the same run, 0 where there is no link to measure.
     """
 
     engine: str
     device: str
+    host_slots: str
     requests: int = 0
     blocks_out: int = 0
     blocks_in: int = 0
@@ -90,6 +91,7 @@ class ReplayReport:
             rows.append(("the link's GB/s", *(f"{rate:.2f}" for rate in rates)))
         facts = [
             ("engine", f"{self.engine} ({self.device})"),
+            ("host slots", self.host_slots),
             ("requests", _count(self.requests)),
             ("blocks computed", _count(self.blocks_computed)),
             ("blocks verified", _count(self.blocks_verified)),

@@ -30,7 +30,7 @@ def replay(
     every resident block of both sides. `placement` is a fresh one. Memory beside the two pools does not grow with the
     trace.
     """
-    report = ReplayReport(engine=stage.engine, device=stage.device_name)
+    report = ReplayReport(engine=stage.engine, device=stage.device_name, host_slots=placement.host_slots)
     link = stage.link()
     if link is not None:
         report.link_gb_per_s_out, report.link_gb_per_s_in = link.out_gb_per_s, link.in_gb_per_s

@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 
 from numba_kvswap.ids import Ids
-from numba_kvswap.replay.free_blocks import FreeStack
+from numba_kvswap.replay.free_blocks import HOST_SLOTS, FreeBlocks, FreeStack
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Moves:
     `blocks_per_id` consecutive pairs, by position. Id `computed_ids[k]` is to be written into the device blocks
     `computed_device[k, :]`, by position. All arrays are int64.
 
-    In a host tier smaller than a request's swap outs `out_host` may name a block twice: the id first put there
-    was dropped again by the same request. The last pair wins, as in every swap.
+    Where host slots are `lifo` and the host tier is smaller than a request's swap outs, `out_host` may name a block
+    twice: the id first put there was dropped again by the same request. The last pair wins, as in every swap.
     """
 
     out_device: Ids
@@ -55,15 +55,23 @@ class Placement:
     - then an id that the host holds is swapped in, becomes most recent on the host and stays there; an id that
       nobody holds is computed.
 
-    Free blocks are a stack on each side: the last block freed is the first used. An id's blocks are freed and
-    placed one by one, in the order of their positions, so they need not lie together. Fresh blocks are used from
-    block 0 upwards. Every step costs O(blocks_per_id), counted over a whole request.
+    Free device blocks are a stack: the last block freed is the first used. An id's blocks are freed and placed one by
+    one, in the order of their positions, so they need not lie together. Fresh blocks are used from block 0 upwards.
 
-    Raises ValueError for `blocks_per_id` under 1, a device that cannot hold one id, or negative `host_blocks`.
-    A host too small for one id is allowed: whatever leaves the device is then lost.
+    `host_slots` says which free host blocks are used, and changes nothing of the above: `lifo` is a stack there too;
+    `contiguous` lets a `BlockAllocator` place all that a request swaps out at once, when the request is done. What
+    the same request has dropped from the host again is then not swapped out at all.
+
+    Every step costs O(blocks_per_id), counted over a whole request; `contiguous` adds O(log n) in the n free runs of
+    host blocks for each run that a request frees or fills.
+
+    Raises ValueError for `blocks_per_id` under 1, a device that cannot hold one id, negative `host_blocks`, or host
+    slots of another name. A host too small for one id is allowed: whatever leaves the device is then lost.
     """
 
-    def __init__(self, device_blocks: int, host_blocks: int, blocks_per_id: int = 1) -> None:
+    def __init__(
+        self, device_blocks: int, host_blocks: int, blocks_per_id: int = 1, host_slots: str = "contiguous"
+    ) -> None:
         if blocks_per_id < 1:
             raise ValueError(f"blocks_per_id: came {blocks_per_id}, expected 1 or more")
         if device_blocks < blocks_per_id:
@@ -73,10 +81,13 @@ class Placement:
             )
         if host_blocks < 0:
             raise ValueError(f"host_blocks: came {host_blocks}, expected 0 or more")
+        if host_slots not in HOST_SLOTS:
+            raise ValueError(f"host_slots: came {host_slots!r}, expected one of {', '.join(HOST_SLOTS)}")
         self.device_blocks, self.host_blocks, self.blocks_per_id = device_blocks, host_blocks, blocks_per_id
+        self.host_slots = host_slots
         self._ids_max = device_blocks // blocks_per_id
-        self._device = _Tier(device_blocks, blocks_per_id)
-        self._host = _Tier(host_blocks, blocks_per_id)
+        self._device = _Tier(FreeStack(device_blocks, blocks_per_id), blocks_per_id)
+        self._host = _Tier(HOST_SLOTS[host_slots](host_blocks, blocks_per_id), blocks_per_id)
 
     def place(self, hash_ids: Iterable[int]) -> Moves:
         """Place one request's ids and return what must move for it. Ids fit int64 (else OverflowError)."""
@@ -84,8 +95,8 @@ class Placement:
         draft = _Draft()
         for hash_id in ids:
             self._place_id(hash_id, named, draft)
-        self._device.restore_skipped()
-        self._host.restore_skipped()
+        self._device.settle()
+        self._host.settle()
         draft.check_order()
         return draft.moves(self.blocks_per_id)
 
@@ -125,16 +136,17 @@ class Placement:
         # of them holds an id that the request does not name.
         assert victim is not None, "a device full of the request's own ids lacks one of them"
         device_blocks = self._device.remove(victim)
-        if victim in self._host or not self._make_host_room(named):
+        if victim in self._host or not self._make_host_room(named, draft):
             return
         draft.out[victim] = device_blocks, self._host.add(victim)
 
-    def _make_host_room(self, named: set[int]) -> bool:
+    def _make_host_room(self, named: set[int], draft: "_Draft") -> bool:
         while not self._host.has_room():
             dropped = self._host.oldest_not_in(named)
             if dropped is None:
                 return False
-            self._host.remove(dropped)
+            if not self._host.remove(dropped):
+                del draft.out[dropped]  # its blocks were only promised, so it need not go there
         return True
 
 
@@ -142,13 +154,13 @@ class _Tier:
     """One side: its free blocks, the blocks of each id it holds, and their order from least to most recently used.
 
     To look past the ids that a request names must not cost a scan for each eviction. So the search takes them out of
-    the order and sets them aside; `restore_skipped` puts them back in their places once the request is done. Each
-    is set aside at most once for each time it is touched.
+    the order and sets them aside; `settle` puts them back in their places once the request is done. Each is set aside
+    at most once for each time it is touched.
     """
 
-    def __init__(self, blocks: int, blocks_per_id: int) -> None:
+    def __init__(self, free: FreeBlocks, blocks_per_id: int) -> None:
         self._blocks_per_id = blocks_per_id
-        self._free = FreeStack(blocks, blocks_per_id)
+        self._free = free
         self._blocks: dict[int, list[int]] = {}
         self._order: OrderedDict[int, None] = OrderedDict()
         self._skipped: list[int] = []
@@ -160,7 +172,7 @@ class _Tier:
         return self._free.has_room()
 
     def add(self, hash_id: int) -> list[int]:
-        """Give the id free blocks, most recent of all; there must be room."""
+        """Give the id free blocks, most recent of all; there must be room. The list may be empty until `settle`."""
         assert hash_id not in self._blocks
         blocks = self._free.take()
         self._blocks[hash_id] = blocks
@@ -174,7 +186,7 @@ class _Tier:
         return self._blocks[hash_id]
 
     def remove(self, hash_id: int) -> list[int]:
-        """Free the id's blocks, and return them by position."""
+        """Free the id's blocks, and return them by position: none where they were only promised."""
         blocks = self._blocks.pop(hash_id)
         del self._order[hash_id]
         self._free.give_back(blocks)
@@ -190,7 +202,12 @@ class _Tier:
             self._skipped.append(hash_id)
         return None
 
-    def restore_skipped(self) -> None:
+    def settle(self) -> None:
+        """End a request: give the blocks that were promised, and every id its place in the order again."""
+        self._free.settle()
+        self._restore_skipped()
+
+    def _restore_skipped(self) -> None:
         """Put back in front, in their order, the ids set aside and not touched since."""
         # Backwards: of an id set aside twice the later place counts, and is the one met first.
         for hash_id in reversed(self._skipped):

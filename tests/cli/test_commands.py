@@ -24,6 +24,7 @@ REPLAY_FIELDS = {
     "mismatches",
     "engine",
     "device",
+    "host_slots",
     "seconds",
 }
 
@@ -81,7 +82,15 @@ def test_replay_of_a_made_trace(tmp_path, capsys):
     assert (report["requests"], report["mismatches"]) == (150, 0)
     assert report["blocks_out"] > 0
     assert report["bytes_out"] == report["blocks_out"] * 2048  # tiny: 2 layers of K and V, 512 bytes each
+    assert report["host_slots"] == "contiguous"
     assert "blocks a run" in capsys.readouterr().out
+
+
+def test_replay_with_the_slots_asked_for(tmp_path):
+    file = tmp_path / "replay.json"
+    arguments = ["replay", "--requests", "50", "--device-blocks", "300", "--host-blocks", "900", "--host-slots", "lifo"]
+    assert main([*arguments, "--engine", "simulated", "--json", str(file)]) == 0
+    assert json.loads(file.read_text())["host_slots"] == "lifo"
 
 
 def test_replay_in_smaller_blocks_and_other_geometries(capsys):

@@ -22,9 +22,10 @@ PLAN = "engine/test_plan.py"
 REGISTER = "driver/test_register.py"
 STREAM_ORDER = "engine/test_stream_order.py"
 SWAPPER = "engine/test_swapper.py"
+TIERS = "replay/test_tiers.py"
 
 _IDS, _PLAN, _LOOPS, _SUBMIT = "ids.py", "plan.py", "plan_loops.py", "submit.py"
-_FREE = "block_allocator.py"
+_FREE, _SLOTS = "block_allocator.py", "replay/free_blocks.py"
 _COPIES, _LAYERS, _OPS = "transports/copies.py", "layers.py", "ops.py"
 _MEMORY, _ROOM = "host_memory.py", "host_room.py"
 
@@ -151,6 +152,21 @@ BUGS = [
         ALLOCATOR,
     ),
     Bug("an id freed twice in a call passes", _FREE, "if again.size:", "if again.size < 0:", ALLOCATOR),
+    Bug(
+        "a host slot given back is not freed",
+        _SLOTS,
+        "self._allocator.free(self._given_back)",
+        "self._allocator.free(self._given_back[1:])",
+        TIERS,
+    ),
+    Bug(
+        "promised slots are not counted",
+        _SLOTS,
+        "free >= (len(self._promised) + 1) * self._blocks_per_id",
+        "free >= self._blocks_per_id",
+        TIERS,
+    ),
+    Bug("what was dropped again is swapped out", "replay/tiers.py", "del draft.out[dropped]", "pass", TIERS),
     # ---- what is refused ----
     Bug("first id unchecked", _LOOPS, "for i in range(ids.size):", "for i in range(1, ids.size):", CLASS_1),
     Bug("upper bound off by one", _PLAN, "smallest >= 0 and largest < bound", "smallest >= 0 and largest <= bound"),

@@ -9,6 +9,7 @@ def example() -> ReplayReport:
     return ReplayReport(
         engine="simulated",
         device="cpu",
+        host_slots="lifo",
         requests=12_031,
         blocks_out=233_005,
         blocks_in=41_860,
@@ -37,6 +38,7 @@ def test_the_json_holds_the_fields_that_are_compared():
     assert (found["bytes_out"], found["bytes_in"]) == (4_000_000_000, 1_000_000_000)
     assert (found["blocks_verified"], found["mismatches"], found["blocks_computed"]) == (50_000, 1, 9)
     assert (found["engine"], found["device"], found["seconds"]) == ("simulated", "cpu", 9.5)
+    assert found["host_slots"] == "lifo"
     assert (found["gb_per_s_out"], found["gb_per_s_in"], found["gb_per_s"]) == (2.0, 2.0, 2.0)
 
 
@@ -54,10 +56,11 @@ def test_the_table_is_aligned_and_says_everything():
         ["GB/s", "2.00", "2.00", "2.00"],
     ]
     assert ["mismatches", "1"] in [line.split() for line in lines]
+    assert ["host", "slots", "lifo"] in [line.split() for line in lines]
     assert ["requests", "12,031"] in [line.split() for line in lines]
 
 
 def test_a_replay_that_moved_nothing_still_reports():
-    report = ReplayReport(engine="simulated", device="cpu")
+    report = ReplayReport(engine="simulated", device="cpu", host_slots="lifo")
     assert json.loads(report.to_json())["gb_per_s"] == 0.0
     assert "blocks a run" in report.table()

@@ -7,6 +7,7 @@ import gc
 import pytest
 
 from numba_kvswap.driver import cuda_available, why_no_cuda
+from numba_kvswap.replay.free_blocks import HOST_SLOTS
 from numba_kvswap.replay.models import model_named
 from numba_kvswap.replay.run import replay
 from numba_kvswap.replay.stages import SimulatedStage, stage_named
@@ -22,8 +23,9 @@ _CUDA = pytest.param(
 
 @pytest.mark.parametrize("engine", ["simulated", _CUDA])
 @pytest.mark.parametrize("blocks_per_id", [1, 8])
-def test_counts_are_the_placements_and_every_block_is_right(engine, blocks_per_id):
-    sizes = (300 * blocks_per_id, 500 * blocks_per_id, blocks_per_id)
+@pytest.mark.parametrize("host_slots", HOST_SLOTS)
+def test_counts_are_the_placements_and_every_block_is_right(engine, blocks_per_id, host_slots):
+    sizes = (300 * blocks_per_id, 500 * blocks_per_id, blocks_per_id, host_slots)
     expected, out, in_, computed = Placement(*sizes), 0, 0, 0
     for request in made_trace(3, 200):
         moves = expected.place(request.hash_ids)
@@ -37,6 +39,7 @@ def test_counts_are_the_placements_and_every_block_is_right(engine, blocks_per_i
     assert (report.blocks_verified, report.mismatches) == (in_ + residents, 0)
     assert report.bytes_out == out * sum(shape.block_bytes for shape in TINY)
     assert report.swap_seconds_out > 0
+    assert report.host_slots == host_slots
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -75,9 +78,13 @@ def test_nothing_is_left_behind():
     assert (driver.live_allocations(), driver.live_events(), len(driver.in_flight)) == (0, 0, 0)
 
 
-def test_the_mooncake_conversation_trace(mooncake_trace):
+@pytest.mark.parametrize(
+    ("host_slots", "runs_out", "runs_in"), [("lifo", 196_447, 34_908), ("contiguous", 89_597, 17_192)]
+)
+def test_the_mooncake_conversation_trace(mooncake_trace, host_slots, runs_out, runs_in):
     layers = model_named("tiny").block_shapes(512)
-    report = replay(read_trace(mooncake_trace), layers, Placement(1000, 8000), SimulatedStage())
+    placement = Placement(1000, 8000, host_slots=host_slots)
+    report = replay(read_trace(mooncake_trace), layers, placement, SimulatedStage())
     assert (report.requests, report.blocks_out, report.blocks_in) == (12_031, 233_005, 41_860)
-    assert (report.runs_out, report.runs_in) == (196_447, 34_908)
+    assert (report.runs_out, report.runs_in) == (runs_out, runs_in)
     assert (report.blocks_verified, report.mismatches) == (41_860 + 9_000, 0)

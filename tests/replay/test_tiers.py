@@ -1,10 +1,14 @@
-"""The placement policy: its rules one by one, then against a model that scans plain lists, then on a real trace."""
+"""The placement policy: its rules one by one, against a model that scans plain lists, and on a real trace.
+
+The rules are told with `lifo` host slots, which say at once where an id lies; `contiguous` is then compared with it.
+"""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from numba_kvswap import BlockAllocator
 from numba_kvswap.replay.tiers import Moves, Placement, each_block
 from numba_kvswap.replay.trace import read_trace
 
@@ -117,13 +121,57 @@ def replays(draw):
 @given(replays())
 def test_every_move_is_the_naive_models_and_the_batches_leave_the_right_contents(replay):
     device_blocks, host_blocks, blocks_per_id, requests = replay
-    cache, naive = (kind(device_blocks, host_blocks, blocks_per_id) for kind in (Placement, NaiveCache))
+    cache = Placement(device_blocks, host_blocks, blocks_per_id, "lifo")
+    naive = NaiveCache(device_blocks, host_blocks, blocks_per_id)
     contents = Contents()
     for hash_ids in requests:
         moves = cache.place(hash_ids)
         assert as_lists(moves, blocks_per_id) == naive.place(hash_ids)
         assert residents(cache.device_blocks_by_id()) == naive.device
         assert residents(cache.host_blocks_by_id()) == naive.host
+        contents.carry_out(moves, blocks_per_id)
+        contents.check(cache)
+
+
+class HostOfRuns:
+    """Where `contiguous` must put ids: what left the host is freed in one call, then what comes is allocated in one."""
+
+    def __init__(self, host_blocks: int) -> None:
+        self.allocator = BlockAllocator(host_blocks)
+        self.blocks: dict[int, list[int]] = {}
+
+    def follow(self, out_ids: list[int], now: list[int], blocks_per_id: int) -> None:
+        # An id of the host may leave it and then, leaving the device too, come to it anew.
+        gone = [self.blocks.pop(hash_id) for hash_id in list(self.blocks) if hash_id not in now or hash_id in out_ids]
+        self.allocator.free([block for blocks in gone for block in blocks])
+        allocated = self.allocator.allocate(len(out_ids) * blocks_per_id).reshape(-1, blocks_per_id)
+        self.blocks |= dict(zip(out_ids, allocated.tolist(), strict=True))
+
+
+def last_of_each_target(moves: Moves, blocks_per_id: int) -> list[int]:
+    """The ids swapped out, without those whose host blocks a later one of the same request overwrites."""
+    by_id = zip(moves.out_ids.tolist(), moves.out_host.reshape(-1, blocks_per_id).tolist(), strict=True)
+    last = {block: hash_id for hash_id, blocks in by_id for block in blocks}
+    return [hash_id for hash_id in moves.out_ids.tolist() if hash_id in last.values()]
+
+
+@settings(max_examples=500, deadline=None)
+@given(replays())
+def test_contiguous_slots_move_the_same_ids_between_other_host_blocks(replay):
+    device_blocks, host_blocks, blocks_per_id, requests = replay
+    lifo, cache = (Placement(device_blocks, host_blocks, blocks_per_id, slots) for slots in ("lifo", "contiguous"))
+    contents, host = Contents(), HostOfRuns(host_blocks)
+    for hash_ids in requests:
+        expected, moves = lifo.place(hash_ids), cache.place(hash_ids)
+        assert moves.out_ids.tolist() == last_of_each_target(expected, blocks_per_id)
+        assert np.unique(moves.out_host).size == moves.out_host.size == np.unique(expected.out_host).size
+        for name in ("in_ids", "in_device", "computed_ids", "computed_device"):
+            assert getattr(moves, name).tolist() == getattr(expected, name).tolist()
+        assert residents(cache.device_blocks_by_id()) == residents(lifo.device_blocks_by_id())
+        now = cache.host_blocks_by_id()[0].tolist()
+        assert now == lifo.host_blocks_by_id()[0].tolist()
+        host.follow(moves.out_ids.tolist(), now, blocks_per_id)
+        assert residents(cache.host_blocks_by_id()) == [(hash_id, host.blocks[hash_id]) for hash_id in now]
         contents.carry_out(moves, blocks_per_id)
         contents.check(cache)
 
@@ -183,10 +231,23 @@ def test_what_leaves_is_lost_where_the_host_has_no_block_to_give():
 
 
 def test_a_host_block_named_twice_by_one_request_ends_with_the_last():
-    cache = Placement(2, 1)
+    cache = Placement(2, 1, host_slots="lifo")
     moves = moves_of(cache, [1, 2], [3, 4])
     assert moves["out"] == [(1, [0], [0]), (2, [1], [0])]
     assert residents(cache.host_blocks_by_id()) == [(2, [0])]
+
+
+def test_an_id_whose_slot_was_only_promised_is_not_swapped_out_where_it_is_dropped_again():
+    cache = Placement(2, 1, host_slots="contiguous")
+    assert moves_of(cache, [1, 2], [3, 4])["out"] == [(2, [1], [0])]
+    assert residents(cache.host_blocks_by_id()) == [(2, [0])]
+
+
+@pytest.mark.parametrize(("host_slots", "host"), [("lifo", [2, 1]), ("contiguous", [1, 2])])
+def test_what_leaves_together_lies_together(host_slots, host):
+    # 1, 2 and 3 go to host blocks 0, 1 and 2; 2 is asked for, and 4 takes the place of 1; then 3 and 2 are dropped.
+    moves = moves_of(Placement(2, 3, host_slots=host_slots), [1, 2], [3, 4], [2], [5, 6], [7, 8])
+    assert [(hash_id, blocks) for hash_id, _, blocks in moves["out"]] == [(5, host[:1]), (6, host[1:])]
 
 
 def test_a_request_is_cut_to_the_distinct_ids_that_the_device_can_hold():
@@ -231,6 +292,7 @@ def test_an_empty_request_gives_empty_int64_arrays():
         ((0, 8, 1), "device_blocks: came 0"),
         ((8, -1, 1), "host_blocks: came -1"),
         ((8, 8, 0), "blocks_per_id: came 0"),
+        ((8, 8, 1, "fifo"), "host_slots: came 'fifo', expected one of lifo, contiguous"),
     ],
 )
 def test_sizes_that_cannot_be(arguments, says):
@@ -270,9 +332,17 @@ def merged_runs(source: np.ndarray, target: np.ndarray) -> int:
     return 1 + int(breaks.sum())
 
 
-@pytest.mark.parametrize(("blocks_per_id", "runs_out", "runs_in"), [(1, 196_447, 34_908), (8, 1_030_128, 186_351)])
-def test_the_counts_of_the_mooncake_trace(mooncake_trace, blocks_per_id, runs_out, runs_in):
-    cache = Placement(1000 * blocks_per_id, 8000 * blocks_per_id, blocks_per_id)
+@pytest.mark.parametrize(
+    ("host_slots", "blocks_per_id", "runs_out", "runs_in"),
+    [
+        ("lifo", 1, 196_447, 34_908),
+        ("lifo", 8, 1_030_128, 186_351),
+        ("contiguous", 1, 89_597, 17_192),
+        ("contiguous", 8, 981_310, 169_463),
+    ],
+)
+def test_the_counts_of_the_mooncake_trace(mooncake_trace, host_slots, blocks_per_id, runs_out, runs_in):
+    cache = Placement(1000 * blocks_per_id, 8000 * blocks_per_id, blocks_per_id, host_slots)
     counts = np.zeros(5, dtype=np.int64)
     for request in read_trace(mooncake_trace):
         moves = cache.place(request.hash_ids)
