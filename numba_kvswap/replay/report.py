@@ -11,6 +11,9 @@ _BYTES_A_GB = 1e9
 class ReplayReport:
     """Counts of a replay, added up while it runs. Bytes are over all layers; a run is one merged piece of id pairs.
 
+    A host run is a maximal run of consecutive host blocks in one call, wherever its device blocks lie: what counts for
+    a transport that gathers on the device and copies what is contiguous on the host.
+
     `host_slots` is the placement's. `blocks_verified` counts comparisons, each over all layers of a block: every block
     swapped in, and at the end every resident block of both sides. `mismatches` counts blocks times layers that
     differed. `seconds` is the whole replay, `swap_seconds_*` the swaps alone; `link_gb_per_s_*` is one large pinned
@@ -26,6 +29,8 @@ class ReplayReport:
     blocks_computed: int = 0
     runs_out: int = 0
     runs_in: int = 0
+    host_runs_out: int = 0
+    host_runs_in: int = 0
     bytes_out: int = 0
     bytes_in: int = 0
     blocks_verified: int = 0
@@ -70,13 +75,8 @@ class ReplayReport:
             ("", "out", "in", "both"),
             ("blocks", _count(self.blocks_out), _count(self.blocks_in), _count(blocks_total)),
             ("bytes", _count(self.bytes_out), _count(self.bytes_in), _count(self.bytes_out + self.bytes_in)),
-            ("runs", _count(self.runs_out), _count(self.runs_in), _count(self.runs_out + self.runs_in)),
-            (
-                "blocks a run",
-                _run_length(self.blocks_out, self.runs_out),
-                _run_length(self.blocks_in, self.runs_in),
-                _run_length(blocks_total, self.runs_out + self.runs_in),
-            ),
+            *self._run_rows("runs", "blocks a run", self.runs_out, self.runs_in),
+            *self._run_rows("host runs", "blocks a host run", self.host_runs_out, self.host_runs_in),
             (
                 "swap seconds",
                 f"{self.swap_seconds_out:.3f}",
@@ -101,6 +101,13 @@ class ReplayReport:
         name_width = max(len(name) for name, *_ in [*rows, *facts])
         lines = [f"{name:<{name_width}}  {value}" for name, value in facts]
         return "\n".join([*lines, "", *_aligned(rows, name_width)])
+
+    def _run_rows(self, name: str, length_name: str, runs_out: int, runs_in: int) -> list[tuple[str, ...]]:
+        """How many runs, and how long."""
+        blocks = (self.blocks_out, self.blocks_in, self.blocks_out + self.blocks_in)
+        runs = (runs_out, runs_in, runs_out + runs_in)
+        lengths = [_run_length(*each) for each in zip(blocks, runs, strict=True)]
+        return [(name, *map(_count, runs)), (length_name, *lengths)]
 
 
 def _aligned(rows: list[tuple[str, ...]], name_width: int) -> list[str]:

@@ -11,7 +11,7 @@ from numba_kvswap.ids import Ids
 from numba_kvswap.replay.models import BlockShape
 from numba_kvswap.replay.report import ReplayReport
 from numba_kvswap.replay.stages import Stage, host_mismatches
-from numba_kvswap.replay.tiers import Moves, Placement, each_block
+from numba_kvswap.replay.tiers import Moves, Placement, count_runs, each_block
 from numba_kvswap.replay.trace import Request
 from numba_kvswap.swapper import Swapper
 from numba_kvswap.transfer import Transfer
@@ -67,8 +67,10 @@ class _Replay:
     def _carry_out(self, moves: Moves) -> None:
         if moves.out_device.size:
             self._note(self._swapper.swap_out(moves.out_device, moves.out_host, self._stage.stream))
+            self._report.host_runs_out += count_runs(moves.out_host)
         if moves.in_device.size:
             self._note(self._swapper.swap_in(moves.in_device, moves.in_host, self._stage.stream))
+            self._report.host_runs_in += count_runs(moves.in_host)
             self._judge(moves.in_device, moves.in_ids)
         if moves.computed_ids.size:
             self._stage.fill(

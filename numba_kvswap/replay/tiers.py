@@ -42,6 +42,11 @@ def each_block(ids: Ids, blocks_per_id: int) -> tuple[Ids, Ids]:
     return np.repeat(ids, blocks_per_id), np.tile(np.arange(blocks_per_id, dtype=np.int64), ids.size)
 
 
+def count_runs(blocks: Ids) -> int:
+    """How many maximal runs of consecutive blocks the blocks make, in whatever order and however often each comes."""
+    return int(np.count_nonzero(np.diff(np.unique(blocks), prepend=-2) != 1))  # before the least comes none
+
+
 class Placement:
     """Ids in `device_blocks` device blocks and `host_blocks` host blocks, `blocks_per_id` blocks an id.
 

@@ -18,6 +18,8 @@ REPLAY_FIELDS = {
     "blocks_in",
     "runs_out",
     "runs_in",
+    "host_runs_out",
+    "host_runs_in",
     "bytes_out",
     "bytes_in",
     "blocks_verified",

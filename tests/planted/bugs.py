@@ -167,6 +167,7 @@ BUGS = [
         TIERS,
     ),
     Bug("what was dropped again is swapped out", "replay/tiers.py", "del draft.out[dropped]", "pass", TIERS),
+    Bug("a block named twice breaks a run", "replay/tiers.py", "np.diff(np.unique(blocks),", "np.diff(blocks,", TIERS),
     # ---- what is refused ----
     Bug("first id unchecked", _LOOPS, "for i in range(ids.size):", "for i in range(1, ids.size):", CLASS_1),
     Bug("upper bound off by one", _PLAN, "smallest >= 0 and largest < bound", "smallest >= 0 and largest <= bound"),

@@ -16,6 +16,8 @@ def example() -> ReplayReport:
         blocks_computed=9,
         runs_out=196_447,
         runs_in=34_908,
+        host_runs_out=116_502,
+        host_runs_in=20_930,
         bytes_out=4_000_000_000,
         bytes_in=1_000_000_000,
         blocks_verified=50_000,
@@ -38,6 +40,7 @@ def test_the_json_holds_the_fields_that_are_compared():
     assert (found["bytes_out"], found["bytes_in"]) == (4_000_000_000, 1_000_000_000)
     assert (found["blocks_verified"], found["mismatches"], found["blocks_computed"]) == (50_000, 1, 9)
     assert (found["engine"], found["device"], found["seconds"]) == ("simulated", "cpu", 9.5)
+    assert (found["host_runs_out"], found["host_runs_in"]) == (116_502, 20_930)
     assert found["host_slots"] == "lifo"
     assert (found["gb_per_s_out"], found["gb_per_s_in"], found["gb_per_s"]) == (2.0, 2.0, 2.0)
 
@@ -52,6 +55,8 @@ def test_the_table_is_aligned_and_says_everything():
         ["bytes", "4,000,000,000", "1,000,000,000", "5,000,000,000"],
         ["runs", "196,447", "34,908", "231,355"],
         ["blocks", "a", "run", "1.19", "1.20", "1.19"],
+        ["host", "runs", "116,502", "20,930", "137,432"],
+        ["blocks", "a", "host", "run", "2.00", "2.00", "2.00"],
         ["swap", "seconds", "2.000", "0.500", "2.500"],
         ["GB/s", "2.00", "2.00", "2.00"],
     ]

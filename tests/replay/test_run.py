@@ -11,7 +11,7 @@ from numba_kvswap.replay.free_blocks import HOST_SLOTS
 from numba_kvswap.replay.models import model_named
 from numba_kvswap.replay.run import replay
 from numba_kvswap.replay.stages import SimulatedStage, stage_named
-from numba_kvswap.replay.tiers import Placement
+from numba_kvswap.replay.tiers import Placement, count_runs
 from numba_kvswap.replay.trace import made_trace, read_trace
 from numba_kvswap.transports import copies
 
@@ -26,15 +26,17 @@ _CUDA = pytest.param(
 @pytest.mark.parametrize("host_slots", HOST_SLOTS)
 def test_counts_are_the_placements_and_every_block_is_right(engine, blocks_per_id, host_slots):
     sizes = (300 * blocks_per_id, 500 * blocks_per_id, blocks_per_id, host_slots)
-    expected, out, in_, computed = Placement(*sizes), 0, 0, 0
+    expected, out, in_, computed, host_runs = Placement(*sizes), 0, 0, 0, [0, 0]
     for request in made_trace(3, 200):
         moves = expected.place(request.hash_ids)
         out, in_ = out + moves.out_device.size, in_ + moves.in_device.size
         computed += moves.computed_device.size
+        host_runs = [host_runs[0] + count_runs(moves.out_host), host_runs[1] + count_runs(moves.in_host)]
     report = replay(made_trace(3, 200), TINY, Placement(*sizes), stage_named(engine, 3))
     assert out > 0
     assert in_ > 0
     assert (report.blocks_out, report.blocks_in, report.blocks_computed) == (out, in_, computed)
+    assert [report.host_runs_out, report.host_runs_in] == host_runs
     residents = expected.device_blocks_by_id()[1].size + expected.host_blocks_by_id()[1].size
     assert (report.blocks_verified, report.mismatches) == (in_ + residents, 0)
     assert report.bytes_out == out * sum(shape.block_bytes for shape in TINY)
@@ -79,12 +81,14 @@ def test_nothing_is_left_behind():
 
 
 @pytest.mark.parametrize(
-    ("host_slots", "runs_out", "runs_in"), [("lifo", 196_447, 34_908), ("contiguous", 89_597, 17_192)]
+    ("host_slots", "runs", "host_runs"),
+    [("lifo", (196_447, 34_908), (117_157, 21_725)), ("contiguous", (89_597, 17_192), (79_166, 14_832))],
 )
-def test_the_mooncake_conversation_trace(mooncake_trace, host_slots, runs_out, runs_in):
+def test_the_mooncake_conversation_trace(mooncake_trace, host_slots, runs, host_runs):
     layers = model_named("tiny").block_shapes(512)
     placement = Placement(1000, 8000, host_slots=host_slots)
     report = replay(read_trace(mooncake_trace), layers, placement, SimulatedStage())
     assert (report.requests, report.blocks_out, report.blocks_in) == (12_031, 233_005, 41_860)
-    assert (report.runs_out, report.runs_in) == (runs_out, runs_in)
+    assert (report.runs_out, report.runs_in) == runs
+    assert (report.host_runs_out, report.host_runs_in) == host_runs
     assert (report.blocks_verified, report.mismatches) == (41_860 + 9_000, 0)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numba_kvswap import BlockAllocator
-from numba_kvswap.replay.tiers import Moves, Placement, each_block
+from numba_kvswap.replay.tiers import Moves, Placement, count_runs, each_block
 from numba_kvswap.replay.trace import read_trace
 
 
@@ -274,6 +274,12 @@ def test_each_block_has_its_id_and_position():
     ids, positions = each_block(np.array([7, 5]), 3)
     assert (ids.tolist(), positions.tolist()) == ([7, 7, 7, 5, 5, 5], [0, 1, 2, 0, 1, 2])
     assert each_block(np.array([], dtype=np.int64), 3)[1].dtype == np.int64
+
+
+@given(st.lists(st.integers(0, 20)))
+def test_runs_are_counted_as_a_scan_counts_them(blocks):
+    firsts = {block for block in blocks if block - 1 not in blocks}
+    assert count_runs(np.array(blocks, dtype=np.int64)) == len(firsts)
 
 
 def test_an_empty_request_gives_empty_int64_arrays():
