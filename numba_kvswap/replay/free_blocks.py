@@ -1,6 +1,6 @@
 """The free blocks of one tier of a replay: which of them an id is given next."""
 
-from itertools import islice
+from collections.abc import Sequence
 from typing import Protocol
 
 from numba_kvswap.block_allocator import BlockAllocator
@@ -16,8 +16,8 @@ class FreeBlocks(Protocol):
     def has_room(self) -> bool:
         """Whether there are blocks for one id more."""
 
-    def take(self) -> list[int]:
-        """An id's blocks; there must be room."""
+    def take(self, beside: Sequence[int]) -> list[int]:
+        """An id's blocks by position; there must be room. `beside` are the blocks that it leaves on the other side."""
 
     def give_back(self, blocks: list[int]) -> None:
         """Take back a list that `take` gave."""
@@ -39,7 +39,7 @@ class FreeStack:
     def has_room(self) -> bool:
         return len(self._free) >= self._blocks_per_id
 
-    def take(self) -> list[int]:
+    def take(self, beside: Sequence[int]) -> list[int]:
         return [self._free.pop() for _ in range(self._blocks_per_id)]
 
     def give_back(self, blocks: list[int]) -> None:
@@ -53,8 +53,9 @@ class FreeStack:
 class FreeRuns:
     """All blocks that one request takes are allocated at its end in one call, in the order of asking.
 
-    So they lie together as far as the free runs allow. What is given back within the request that took it never had
-    blocks.
+    So they lie together as far as the free runs allow. Those of one id lie in the order of its blocks on the other
+    side, so that blocks which ascend there, but not by position, still make one run. What is given back within the
+    request that took it never had blocks.
     """
 
     def __init__(self, blocks: int, blocks_per_id: int) -> None:
@@ -62,16 +63,16 @@ class FreeRuns:
         self._blocks_per_id = blocks_per_id
         self._given_back: list[int] = []
         # By identity, since they are all empty, and so equal.
-        self._promised: dict[int, list[int]] = {}
+        self._promised: dict[int, tuple[list[int], Sequence[int]]] = {}
 
     def has_room(self) -> bool:
         free = self._allocator.free_blocks + len(self._given_back)
         return free >= (len(self._promised) + 1) * self._blocks_per_id
 
-    def take(self) -> list[int]:
+    def take(self, beside: Sequence[int]) -> list[int]:
         """An empty list, until `settle`."""
         blocks: list[int] = []
-        self._promised[id(blocks)] = blocks
+        self._promised[id(blocks)] = blocks, beside
         return blocks
 
     def give_back(self, blocks: list[int]) -> None:
@@ -81,8 +82,9 @@ class FreeRuns:
     def settle(self) -> None:
         self._allocator.free(self._given_back)
         allocated = iter(self._allocator.allocate(len(self._promised) * self._blocks_per_id).tolist())
-        for blocks in self._promised.values():
-            blocks.extend(islice(allocated, self._blocks_per_id))
+        for blocks, beside in self._promised.values():
+            positions = sorted(range(self._blocks_per_id), key=beside.__getitem__)
+            blocks.extend(block for _, block in sorted(zip(positions, allocated, strict=False)))
         self._given_back.clear()
         self._promised.clear()
 

@@ -4,7 +4,7 @@ Two tiers, each with its own least-recently-used order. This file decides; it mo
 """
 
 from collections import OrderedDict
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -65,7 +65,8 @@ class Placement:
 
     `host_slots` says which free host blocks are used, and changes nothing of the above: `lifo` is a stack there too;
     `contiguous` lets a `BlockAllocator` place all that a request swaps out at once, when the request is done. What
-    the same request has dropped from the host again is then not swapped out at all.
+    the same request has dropped from the host again is then not swapped out at all. An id's blocks lie there in the
+    order of the device blocks that they leave.
 
     Every step costs O(blocks_per_id), counted over a whole request; `contiguous` adds O(log n) in the n free runs of
     host blocks for each run that a request frees or fills.
@@ -143,7 +144,7 @@ class Placement:
         device_blocks = self._device.remove(victim)
         if victim in self._host or not self._make_host_room(named, draft):
             return
-        draft.out[victim] = device_blocks, self._host.add(victim)
+        draft.out[victim] = device_blocks, self._host.add(victim, device_blocks)
 
     def _make_host_room(self, named: set[int], draft: "_Draft") -> bool:
         while not self._host.has_room():
@@ -176,10 +177,13 @@ class _Tier:
     def has_room(self) -> bool:
         return self._free.has_room()
 
-    def add(self, hash_id: int) -> list[int]:
-        """Give the id free blocks, most recent of all; there must be room. The list may be empty until `settle`."""
+    def add(self, hash_id: int, beside: Sequence[int] = ()) -> list[int]:
+        """Give the id free blocks, most recent of all; there must be room. The list may be empty until `settle`.
+
+        `beside` are the blocks that it leaves on the other side, by position.
+        """
         assert hash_id not in self._blocks
-        blocks = self._free.take()
+        blocks = self._free.take(beside)
         self._blocks[hash_id] = blocks
         self._order[hash_id] = None
         return blocks

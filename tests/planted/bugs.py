@@ -166,6 +166,7 @@ BUGS = [
         "free >= self._blocks_per_id",
         TIERS,
     ),
+    Bug("slots do not follow the device blocks", _SLOTS, "key=beside.__getitem__", "key=int", TIERS),
     Bug("what was dropped again is swapped out", "replay/tiers.py", "del draft.out[dropped]", "pass", TIERS),
     Bug("a block named twice breaks a run", "replay/tiers.py", "np.diff(np.unique(blocks),", "np.diff(blocks,", TIERS),
     # ---- what is refused ----
