@@ -1,4 +1,4 @@
-"""The loop in submit_loop.c, compiled when it is needed and called without the GIL."""
+"""The loops in submit_loop.c, compiled when they are needed and called without the GIL."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from numba_kvswap.bench.copy_list import CopyList
+
 Words = npt.NDArray[np.uint64]
+
+_ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 
 SOURCE = Path(__file__).with_name("submit_loop.c")
 
@@ -26,18 +29,19 @@ class NoCompiler(RuntimeError):
 
 
 class CLoop:
-    """The compiled loop. `compiler` is the path of what compiled it.
+    """The compiled loop of copies. `compiler` is the path of what compiled it.
 
     Raises NoCompiler.
     """
 
     def __init__(self) -> None:
-        self._function, self.compiler = _compiled(SOURCE)
+        library, self.compiler = _compiled(SOURCE)
+        self._function = library.submit_loop
+        self._function.argtypes = [_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS]
+        self._function.restype = ctypes.c_int
 
-    def __call__(
-        self, memcpy_async: int, targets: Words, sources: Words, size_bytes: int, stream: int
-    ) -> tuple[int, int]:
-        """Copy `size_bytes` bytes from each of `sources` to its target, by calls of the C function at `memcpy_async`.
+    def __call__(self, memcpy_async: int, copies: CopyList, stream: int) -> tuple[int, int]:
+        """Put `copies` on `stream`, in order, by calls of the C function at `memcpy_async`.
 
         Returns the first CUresult that is not 0, else 0, and the loop's nanoseconds by C's own clock. The
         device's context must be current in the calling thread.
@@ -45,25 +49,53 @@ class CLoop:
         host_ns = ctypes.c_int64()
         status = self._function(
             memcpy_async,
-            targets.ctypes.data,
-            sources.ctypes.data,
-            targets.size,
-            size_bytes,
+            copies.targets.ctypes.data,
+            copies.sources.ctypes.data,
+            copies.sizes_bytes.ctypes.data,
+            copies.targets.size,
             stream,
             ctypes.byref(host_ns),
         )
         return int(status), host_ns.value
 
 
-def _compiled(source: Path) -> tuple[Any, str]:
-    """The C function and the compiler's path."""
+class LaunchLoop:
+    """Kernel launches from C: what a launch costs the host where nothing of Python stands in between.
+
+    Raises NoCompiler.
+    """
+
+    def __init__(self) -> None:
+        library, self.compiler = _compiled(SOURCE)
+        self._function = library.launch_loop
+        grid = ctypes.c_uint
+        self._function.argtypes = [_ADDRESS, _ADDRESS, grid, grid, _ADDRESS, _ADDRESS, _SIZE, _ADDRESS]
+        self._function.restype = ctypes.c_int
+
+    def __call__(
+        self, launch: int, function: int, grid_x: int, block_x: int, stream: int, parameters: Words, repeats: int
+    ) -> tuple[int, npt.NDArray[np.int64]]:
+        """Launch `function` (a CUfunction) `repeats` times by calls of the C function at `launch`, cuLaunchKernel.
+
+        parameters: uint64, the address of each kernel argument, as cuLaunchKernel's kernelParams.
+        Returns the first CUresult that is not 0, else 0, and int64 [repeats], the nanoseconds of each call. The
+        device's context must be current in the calling thread.
+        """
+        ns = np.zeros(repeats, np.int64)
+        address = parameters.ctypes.data
+        status = self._function(launch, function, grid_x, block_x, stream, address, repeats, ns.ctypes.data)
+        return int(status), ns
+
+
+def _compiled(source: Path) -> tuple[ctypes.CDLL, str]:
+    """The library and the compiler's path."""
     faults = []
     for name, options in _COMPILERS.items():
         compiler = shutil.which(name)
         if compiler is None:
             continue
         try:
-            return _load(_build(compiler, options, source)), compiler
+            return _build(compiler, options, source), compiler
         except (OSError, subprocess.SubprocessError) as error:
             faults.append(f"{compiler}: {_why(error)}")
     if faults:
@@ -83,14 +115,6 @@ def _build(compiler: str, options: list[str], source: Path) -> ctypes.CDLL:
             timeout=_COMPILE_SECONDS_MAX,
         )
         return ctypes.CDLL(str(library))
-
-
-def _load(library: ctypes.CDLL) -> Any:
-    function = library.submit_loop
-    address, size = ctypes.c_void_p, ctypes.c_size_t
-    function.argtypes = [address, address, address, size, size, address, address]
-    function.restype = ctypes.c_int
-    return function
 
 
 def _why(error: Exception) -> str:

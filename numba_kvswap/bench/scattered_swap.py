@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_kvswap import reference
+from numba_kvswap.bench.copy_list import copy_list
 from numba_kvswap.caches import DeviceCache, HostCache
 from numba_kvswap.driver import Driver
 from numba_kvswap.memory import DriverMemory
@@ -50,8 +51,7 @@ class ScatteredSwap:
     current context of device 0.
 
     Attributes:
-        targets, sources: uint64, the address of every copy, in the order in which `Swapper.swap_out` submits
-            them: by layer, then by ascending host block.
+        copies: every copy, in the order in which engine copies are submitted: by layer, then by ascending host block.
 
     Raises KVSwapDriverError where the memory is not to be had.
     """
@@ -65,7 +65,7 @@ class ScatteredSwap:
         )
         self.host = HostCache.allocate(self.device, blocks=geometry.cache_blocks, layout="layer_major")
         self.swapper = Swapper(self.device, self.host)
-        self.targets, self.sources = self._addresses()
+        self.copies = copy_list(Plan(self.device_ids, self.host_ids), self.device.layers, self.host.layers)
         self.stream = driver.stream_create()
         self._expected: list[Bytes] = []
 
@@ -113,15 +113,6 @@ class ScatteredSwap:
     def _scattered_ids(self) -> npt.NDArray[np.int64]:
         """Even ids only: no two of them are consecutive, in whatever order they are merged."""
         return 2 * self._random.permutation(self.geometry.cache_blocks // 2)[: self.geometry.blocks_moved]
-
-    def _addresses(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        plan = Plan(self.device_ids, self.host_ids)
-        size = np.uint64(self.geometry.block_bytes)
-        sides = []
-        for cache, blocks in ((self.host, plan.run_target), (self.device, plan.run_source)):
-            offsets = blocks.astype(np.uint64) * size
-            sides.append(np.concatenate([np.uint64(layer.address) + offsets for layer in cache.layers]))
-        return sides[0], sides[1]
 
     def __enter__(self) -> ScatteredSwap:
         return self

@@ -1,10 +1,13 @@
-/* What a program written in C would do: one driver call a copy, and nothing else. */
+/* What a program written in C would do: one driver call a copy, or a launch, and nothing else. */
 
 #include <stddef.h>
 #include <stdint.h>
 #include <time.h>
 
 typedef int (*memcpy_async_t)(uint64_t target, uint64_t source, size_t bytes, void *stream);
+typedef int (*launch_t)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                        unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **params,
+                        void **extra);
 
 static int64_t now_ns(void)
 {
@@ -15,14 +18,30 @@ static int64_t now_ns(void)
 
 /* Returns the first status that is not 0, else 0. The clock is read in here so that the caller's wait for the
    GIL is no part of host_ns. */
-int submit_loop(void *memcpy_async, const uint64_t *targets, const uint64_t *sources, size_t copies, size_t bytes,
-                void *stream, int64_t *host_ns)
+int submit_loop(void *memcpy_async, const uint64_t *targets, const uint64_t *sources, const uint64_t *bytes,
+                size_t copies, void *stream, int64_t *host_ns)
 {
     memcpy_async_t copy = (memcpy_async_t)memcpy_async;
     int status = 0;
     int64_t start_ns = now_ns();
     for (size_t i = 0; i < copies && status == 0; i++)
-        status = copy(targets[i], sources[i], bytes, stream);
+        status = copy(targets[i], sources[i], (size_t)bytes[i], stream);
     *host_ns = now_ns() - start_ns;
     return status;
+}
+
+/* Launches a one-dimensional grid `repeats` times through a function of cuLaunchKernel's shape; ns_out has the
+   nanoseconds of each call. Returns the first status that is not 0, else 0; nothing is launched after it. */
+int launch_loop(void *launch, void *function, unsigned grid_x, unsigned block_x, void *stream, void **params,
+                size_t repeats, int64_t *ns_out)
+{
+    launch_t call = (launch_t)launch;
+    for (size_t i = 0; i < repeats; i++) {
+        int64_t start_ns = now_ns();
+        int refused = call(function, grid_x, 1, 1, block_x, 1, 1, 0, stream, params, NULL);
+        ns_out[i] = now_ns() - start_ns;
+        if (refused != 0)
+            return refused;
+    }
+    return 0;
 }

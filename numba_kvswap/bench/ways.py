@@ -65,9 +65,9 @@ class CWay:
 
     def run(self) -> Sample:
         swap, loop = self._swap, self._loop
-        memcpy_async, size_bytes = swap.driver.entry_points.memcpy_async, swap.geometry.block_bytes
+        memcpy_async = swap.driver.entry_points.memcpy_async
         start = perf_counter_ns()
-        status, host_ns = loop(memcpy_async, swap.targets, swap.sources, size_bytes, swap.stream)
+        status, host_ns = loop(memcpy_async, swap.copies, swap.stream)
         returned = perf_counter_ns()
         swap.driver.stream_synchronize(swap.stream)
         landed = perf_counter_ns()
@@ -87,8 +87,8 @@ class BindingsWay:
     def __init__(self, swap: ScatteredSwap, bindings: Any) -> None:
         self._swap, self._bindings = swap, bindings
         pointer = bindings.CUdeviceptr
-        self._targets = [pointer(address) for address in swap.targets.tolist()]
-        self._sources = [pointer(address) for address in swap.sources.tolist()]
+        self._targets = [pointer(address) for address in swap.copies.targets.tolist()]
+        self._sources = [pointer(address) for address in swap.copies.sources.tolist()]
         self._stream = bindings.CUstream(swap.stream)
 
     def run(self) -> Sample:

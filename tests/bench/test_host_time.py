@@ -132,7 +132,7 @@ def test_a_c_loop_that_skips_the_last_copy_gets_no_figures(monkeypatch, tmp_path
 
 @needs_compiler
 def test_a_way_that_writes_where_it_should_not_gets_no_figures(monkeypatch, tmp_path):
-    planted(monkeypatch, tmp_path, "copy(targets[i],", "copy(targets[i] + bytes,")
+    planted(monkeypatch, tmp_path, "copy(targets[i],", "copy(targets[i] + bytes[i],")
     assert "wrong bytes: layer 0" in host_time.bench("simulated", 1).why_missing[C_LOOP]
 
 
