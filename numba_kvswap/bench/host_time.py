@@ -16,8 +16,9 @@ from numba_kvswap import __version__
 from numba_kvswap.bench.busy_thread import BusyThread
 from numba_kvswap.bench.c_loop import NoCompiler
 from numba_kvswap.bench.plan_time import plan_rows
-from numba_kvswap.bench.report import ALONE, BUSY, HostTimeReport, SubmitRow, spread_of
+from numba_kvswap.bench.report import ALONE, BUSY, HostTimeReport, SubmitRow
 from numba_kvswap.bench.scattered_swap import Geometry, ScatteredSwap
+from numba_kvswap.bench.spread import spread_of
 from numba_kvswap.bench.ways import BINDINGS_LOOP, C_LOOP, BindingsWay, CWay, PythonWay, Sample, Way
 from numba_kvswap.driver import Driver, KVSwapDriverError, SimulatedDriver, cuda_driver
 from numba_kvswap.link import measure_link

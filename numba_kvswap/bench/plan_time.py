@@ -6,7 +6,8 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from numba_kvswap.bench.report import PlanRow, spread_of
+from numba_kvswap.bench.report import PlanRow
+from numba_kvswap.bench.spread import spread_of
 from numba_kvswap.plan import Plan
 
 PAIRS = 4096

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 from numba_kvswap.bench.scattered_swap import Geometry
+from numba_kvswap.bench.spread import Spread
+from numba_kvswap.bench.table import aligned, number
 from numba_kvswap.bench.ways import BINDINGS_LOOP, C_LOOP, PYTHON
 from numba_kvswap.link import Link
 
@@ -21,20 +22,6 @@ _RATIOS = {
     "bindings_to_c_alone": ((BINDINGS_LOOP, ALONE), (C_LOOP, ALONE)),
     "bindings_busy_to_c_alone": ((BINDINGS_LOOP, BUSY), (C_LOOP, ALONE)),
 }
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Microseconds over `repeats` measurements."""
-
-    median_us: float
-    min_us: float
-    max_us: float
-    repeats: int
-
-
-def spread_of(values_us: Sequence[float]) -> Spread:
-    return Spread(median(values_us), min(values_us), max(values_us), len(values_us))
 
 
 @dataclass(frozen=True)
@@ -145,7 +132,7 @@ class HostTimeReport:
         for row in self.plan:
             target = "-" if row.target_us_max is None else f"< {row.target_us_max:.0f}"
             rows.append((row.name, f"{row.pairs:,}", *_spread_cells(row.time), target))
-        return _aligned(rows, left_columns=1)
+        return aligned(rows, left_columns=1)
 
     def _submit_lines(self) -> list[str]:
         geometry = self.geometry
@@ -157,17 +144,17 @@ class HostTimeReport:
         heading = ["way", "beside", "median us", "min us", "max us", "times", "to the C loop alone"]
         rows = [(*heading, *(("landed s", "GB/s") if landed else ()))]
         for row in self.submit:
-            cells = [row.way, row.beside, *_spread_cells(row.time), _number(self.to_c_alone(row), 2)]
+            cells = [row.way, row.beside, *_spread_cells(row.time), number(self.to_c_alone(row), 2)]
             if landed:
-                cells += [_number(row.landed_s, 4), _number(self.landed_gb_per_s(row), 2)]
+                cells += [number(row.landed_s, 4), number(self.landed_gb_per_s(row), 2)]
             rows.append(tuple(cells))
         width = max(map(len, self.why_missing), default=0)
         missing = [f"{name:<{width}}  not measured: {why}" for name, why in self.why_missing.items()]
-        return [title, *_aligned(rows, left_columns=2), *missing]
+        return [title, *aligned(rows, left_columns=2), *missing]
 
     def _ratio_lines(self) -> list[str]:
         found = {name.replace("_", " "): ratio for name, ratio in self.ratios.items() if ratio is not None}
-        return _aligned([(name, f"{ratio:.2f}") for name, ratio in found.items()], left_columns=1) if found else []
+        return aligned([(name, f"{ratio:.2f}") for name, ratio in found.items()], left_columns=1) if found else []
 
     def _link_lines(self) -> list[str]:
         link = self.link
@@ -181,20 +168,3 @@ class HostTimeReport:
 
 def _spread_cells(time: Spread) -> tuple[str, str, str, str]:
     return f"{time.median_us:,.1f}", f"{time.min_us:,.1f}", f"{time.max_us:,.1f}", str(time.repeats)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def _aligned(rows: Iterable[tuple[str, ...]], left_columns: int) -> list[str]:
-    """Lines of equal length; the first columns are words and stand to the left, the others to the right."""
-    listed = list(rows)
-    widths = [max(map(len, column)) for column in zip(*listed, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if index < left_columns else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in listed
-    ]

@@ -1,0 +1,130 @@
+"""What swaps cost the work beside them, and what that work costs the swaps: ``bench --beside gemm | hbm | python``."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter, sleep
+
+from numba_kvswap.bench.arena import Arena, PlacedSwap
+from numba_kvswap.bench.beside_report import BesideReport, BesideRow
+from numba_kvswap.bench.cell_ways import CellWay
+from numba_kvswap.bench.cells import Axes, Cell
+from numba_kvswap.bench.matrix import compiled_loop, right_ways, two_streams
+from numba_kvswap.bench.matrix_report import Fault, Missing
+from numba_kvswap.bench.works import Work, WorkName, work_named
+from numba_kvswap.driver import Driver
+from numba_kvswap.link import Link, LinkProbe
+
+_LINK_TAKES = 5
+# Swaps queued ahead, so that their stream never runs dry.
+_QUEUED_AHEAD = 3
+
+
+def beside_cells(axes: Axes) -> Iterator[Cell]:
+    """Blocks of one size over all layers, out and in: block-major scattered and in host runs, layer-major scattered."""
+    size, layers = axes.typical_bytes, axes.shown_layers
+    blocks = axes.full_blocks(size, layers)
+    for direction in axes.directions[:2]:
+        yield Cell(direction, size, layers, blocks, "1", "block_major")
+        yield Cell(direction, size, layers, blocks, "host", "block_major")
+        yield Cell(direction, size, layers, blocks, "1", "layer_major")
+
+
+def measure_beside(driver: Driver, axes: Axes, name: WorkName, window_s: float) -> BesideReport:
+    """Each way in each cell, for `window_s` seconds alone and as long beside the work; the work alone in between.
+
+    The swaps keep their stream busy for the whole window. Needs the current context of device 0. Raises what
+    `work_named` raises, and KVSwapDriverError.
+    """
+    cells, missing = list(beside_cells(axes)), Counter[tuple[str, str]]()
+    rows: list[BesideRow] = []
+    faults: list[Fault] = []
+    unit = work_named(name, driver).unit  # first of all: what is missing for it is better known before the work
+    loop = compiled_loop(missing)
+    link = _measured_link(driver, axes)
+    with Arena(driver, axes.arena_bytes) as arena, two_streams(driver) as streams:
+        for index, cell in enumerate(cells):
+            placed = PlacedSwap(arena, cell)
+            ways, wrong, absent = right_ways(placed, loop, streams[:1], favors=True)
+            missing.update(absent.items())
+            found = _cell_rows(index, cell, link, ways, lambda: work_named(name, driver), window_s)
+            if ways and (fault := placed.fault()):
+                wrong |= {way.name: f"after all swaps of all ways: {fault}" for way in ways}
+            faults += [Fault(index, way, why) for way, why in wrong.items()]
+            rows += [row for row in found if row.way not in wrong]
+    gaps = [Missing(way, why, count) for (way, why), count in missing.items()]
+    return BesideReport(name, unit, window_s, link, cells, rows, faults, gaps)
+
+
+def _measured_link(driver: Driver, axes: Axes) -> Link:
+    with LinkProbe(driver, axes.link_bytes) as probe:
+        for _ in range(_LINK_TAKES):
+            probe.take()
+        return probe.link()
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Swaps that landed a second, and the work's seconds an iteration meanwhile."""
+
+    swaps_per_s: float
+    iteration_s: float | None
+
+
+def _cell_rows(
+    index: int, cell: Cell, link: Link, ways: Sequence[CellWay], make_work: Callable[[], Work], window_s: float
+) -> list[BesideRow]:
+    alone = [_window(way, window_s, None) for way in ways]
+    beside, work_alone_s = [], []
+    with make_work() as work:
+        for way in ways:
+            work_alone_s.append(_work_alone_s(work, window_s / 2))
+            beside.append(_window(way, window_s, work))
+        work_alone_s.append(_work_alone_s(work, window_s / 2))
+    # One figure for the cell: it was taken before, between and after all of the ways.
+    work_s, rows = median(work_alone_s), []
+    of_link = link.gb_per_s(cell.direction)
+    assert of_link is not None
+    for way, before, now in zip(ways, alone, beside, strict=True):
+        assert now.iteration_s is not None
+        alone_gb_per_s, gb_per_s = (cell.bytes * one.swaps_per_s / 1e9 for one in (before, now))
+        rows.append(
+            BesideRow(
+                cell=index,
+                way=way.name,
+                chosen=way.chosen,
+                work_alone_s=work_s,
+                work_beside_s=now.iteration_s,
+                slowdown=now.iteration_s / work_s,
+                alone_gb_per_s=alone_gb_per_s,
+                beside_gb_per_s=gb_per_s,
+                kept=gb_per_s / alone_gb_per_s,
+                to_link=gb_per_s / of_link,
+            )
+        )
+    return rows
+
+
+def _work_alone_s(work: Work, seconds: float) -> float:
+    mark = work.mark()
+    sleep(seconds)
+    return work.iteration_s(mark)
+
+
+def _window(way: CellWay, seconds: float, work: Work | None) -> _Window:
+    """Swap again and again, some queued ahead; the window is from one landing to another."""
+    queued = deque(way.put() for _ in range(_QUEUED_AHEAD))
+    queued.popleft()()
+    mark, start, landed = work.mark() if work else None, perf_counter(), 0
+    while perf_counter() - start < seconds or not landed:
+        queued.append(way.put())
+        queued.popleft()()
+        landed += 1
+    swaps_per_s = landed / (perf_counter() - start)
+    iteration_s = work.iteration_s(mark) if work else None
+    for wait in queued:
+        wait()
+    return _Window(swaps_per_s, iteration_s)

@@ -1,0 +1,66 @@
+"""Dataclasses from the JSON that `dataclasses.asdict` made of them, plainly validated."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+_T = TypeVar("_T")
+
+
+def from_plain(kind: type[_T], value: object, where: str = "the report") -> _T:
+    """`value`, as json.loads gives it, as a `kind`: a dataclass, whose fields may be dataclasses, sequences, mappings
+    by string, optional, literals and plain values.
+
+    Raises ValueError that names the place: fields that are missing or unknown, values of another type.
+    """
+    return _read(kind, value, where)  # type: ignore[no-any-return]
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    origin = get_origin(kind)
+    if dataclasses.is_dataclass(kind):
+        return _read_dataclass(kind, value, where)
+    if origin in (Union, UnionType):
+        return None if value is None else _read(_not_none(kind), value, where)
+    if origin is Literal:
+        return _checked(value in get_args(kind), value, where, f"one of {', '.join(map(repr, get_args(kind)))}")
+    if kind in (Any, object):
+        return value
+    if origin is not None and issubclass(origin, Mapping):
+        _checked(isinstance(value, dict), value, where, "an object")
+        return {name: _read(get_args(kind)[1], one, f"{where}.{name}") for name, one in value.items()}
+    if origin is not None and issubclass(origin, Sequence):
+        _checked(isinstance(value, list), value, where, "a list")
+        return [_read(get_args(kind)[0], one, f"{where}[{index}]") for index, one in enumerate(value)]
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    return _checked(type(value) is kind, value, where, kind.__name__)
+
+
+def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
+    _checked(isinstance(value, dict), value, where, "an object")
+    names = [field.name for field in dataclasses.fields(kind)]
+    if wrong := sorted(set(names) ^ set(value)):
+        raise ValueError(f"{where} has fields {sorted(value)}; expected {sorted(names)}: see {', '.join(wrong)}")
+    hints = _hints(kind)
+    return kind(**{name: _read(hints[name], value[name], f"{where}.{name}") for name in names})
+
+
+@lru_cache(maxsize=64)
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _not_none(kind: Any) -> Any:
+    (inner,) = (one for one in get_args(kind) if one is not NoneType)
+    return inner
+
+
+def _checked(well: bool, value: Any, where: str, expected: str) -> Any:
+    if not well:
+        raise ValueError(f"{where} is {value!r:.80}; expected {expected}")
+    return value

@@ -1,0 +1,179 @@
+"""The matrix: cell after cell until the time is used up, every way in each, beside the link and the C loop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from numba_kvswap.bench.arena import Arena, PlacedSwap
+from numba_kvswap.bench.c_loop import CLoop, NoCompiler
+from numba_kvswap.bench.cell_ways import CellWay, LoopWay, SwapWay, Taken
+from numba_kvswap.bench.cells import Axes, Cell, Selection, select
+from numba_kvswap.bench.matrix_report import Fault, MatrixReport, Measured, Missing, rows_of
+from numba_kvswap.bench.transports_here import ways_of
+from numba_kvswap.bench.ways import C_LOOP
+from numba_kvswap.driver import Driver, KVSwapDriverError
+from numba_kvswap.link import Link, LinkProbe
+
+_LINK_TAKES_AT_FIRST = 3
+_LINK_EVERY_S = 10.0
+# A way that has taken this long in a cell is not repeated further there, though three times in any case.
+_WAY_SECONDS_MAX = 1.0
+_REPEATS_MIN = 3
+# A cell so short that all its repeats take less than this is repeated further, up to so many times as asked.
+_CELL_SECONDS_MIN = 0.1
+_MORE_REPEATS = 10
+
+Clock = Callable[[], float]
+
+
+@dataclass
+class _Found:
+    """What is known so far."""
+
+    cells: list[Cell] = field(default_factory=list)
+    measured: list[Measured] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    missing: Counter[tuple[str, str]] = field(default_factory=Counter)
+    link: Link | None = None
+    ended_by: str = ""
+
+
+def measure_matrix(
+    driver: Driver, axes: Axes, seconds: float, repeats: int, clock: Clock = perf_counter
+) -> MatrixReport:
+    """Measure cells, each way `repeats` times or so, until `seconds` are over; the cell begun then is the last.
+
+    Needs the current context of device 0. A way that fails, or does not match the reference, has a fault and no
+    row in that cell. A driver that fails outside of any way ends the run, and what was measured is reported.
+
+    Raises ValueError for less than one repeat, KVSwapDriverError where nothing could be measured at all.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats is {repeats}; expected 1 or more")
+    start, selection, found = clock(), select(axes), _Found()
+    try:
+        _measure_cells(driver, axes, selection, repeats, found, clock, start + seconds)
+    except KVSwapDriverError as error:
+        if found.link is None or not found.measured:
+            raise
+        found.ended_by = str(error)
+    assert found.link is not None
+    return MatrixReport(
+        seconds=clock() - start,
+        seconds_asked=seconds,
+        repeats=repeats,
+        link=found.link,
+        cells=found.cells,
+        rows=rows_of(found.measured, found.cells, found.link),
+        faults=found.faults,
+        missing=[Missing(way, why, cells) for (way, why), cells in found.missing.items()],
+        left_out=selection.left_out,
+        not_reached=len(selection.cells) - len(found.cells),
+        ended_by=found.ended_by,
+    )
+
+
+def _measure_cells(
+    driver: Driver, axes: Axes, selection: Selection, repeats: int, found: _Found, clock: Clock, deadline: float
+) -> None:
+    loop = compiled_loop(found.missing)
+    with LinkProbe(driver, axes.link_bytes) as probe, Arena(driver, axes.arena_bytes) as arena, two_streams(driver) as streams:
+        for _ in range(_LINK_TAKES_AT_FIRST):
+            probe.take()
+        found.link, last_take = probe.link(), clock()
+        for cell in selection.cells:
+            if clock() >= deadline:
+                break
+            if clock() - last_take >= _LINK_EVERY_S:
+                probe.take()
+                found.link, last_take = probe.link(), clock()
+            found.cells.append(cell)
+            _measure_cell(PlacedSwap(arena, cell), loop, streams, repeats, found)
+
+
+def compiled_loop(missing: Counter[tuple[str, str]]) -> CLoop | None:
+    """FastDeploy's loop; None, and the reason counted once, where there is no compiler."""
+    try:
+        return CLoop()
+    except NoCompiler as error:
+        missing[C_LOOP, str(error)] += 1
+        return None
+
+
+@contextmanager
+def two_streams(driver: Driver) -> Iterator[tuple[int, int]]:
+    streams = (driver.stream_create(), driver.stream_create())
+    yield streams
+    # Not after an error: the driver may be past answering, and the error matters more.
+    for stream in streams:
+        driver.stream_synchronize(stream)
+        driver.stream_destroy(stream)
+
+
+def _measure_cell(
+    placed: PlacedSwap, loop: CLoop | None, streams: Sequence[int], repeats: int, found: _Found
+) -> None:
+    index = len(found.cells) - 1
+    ways, faults, missing = right_ways(placed, loop, streams[: len(placed.moves)])
+    found.missing.update(missing.items())
+    taken = _repeated(ways, repeats, faults)
+    if ways and (fault := placed.fault()):
+        # Each was right once, and nobody can say which was wrong later.
+        faults |= {way.name: f"after all repeats of all ways: {fault}" for way in ways}
+    found.faults += [Fault(index, way, why) for way, why in faults.items()]
+    found.measured += [Measured.of(index, way, taken[way.name]) for way in ways if way.name not in faults]
+
+
+def right_ways(
+    placed: PlacedSwap, loop: CLoop | None, streams: Sequence[int], *, favors: bool = False
+) -> tuple[list[CellWay], dict[str, str], dict[str, str]]:
+    """The ways that moved the right bytes, what the others did wrong, and why transports cannot be taken here."""
+    names, missing = ways_of(placed.device_cache, placed.host_cache, favors=favors)
+    makers: dict[str, Callable[[], CellWay]] = {name: _maker(name, placed, streams) for name in names}
+    if loop is not None:
+        right_loop = loop
+        makers = {C_LOOP: lambda: LoopWay(right_loop, placed, streams)} | makers
+    right, faults = [], {}
+    for name, make in makers.items():
+        placed.restore()
+        try:
+            way = make()
+            way.run()
+            fault = placed.fault(placed.target_sides)
+        except Exception as error:
+            fault = f"{type(error).__name__}: {error}"
+        if fault:
+            faults[name] = fault
+        else:
+            right.append(way)
+    return right, faults, missing
+
+
+def _maker(name: str, placed: PlacedSwap, streams: Sequence[int]) -> Callable[[], CellWay]:
+    return lambda: SwapWay(name, placed, streams)
+
+
+def _repeated(ways: Sequence[CellWay], repeats: int, faults: dict[str, str]) -> dict[str, list[Taken]]:
+    """Within a repeat every way has its turn, and the next repeat starts with the next way: what drifts, drifts for
+    all. A way that fails has a fault and no further turn."""
+    taken: dict[str, list[Taken]] = {way.name: [] for way in ways}
+    start = perf_counter()
+    for repeat in range(repeats * _MORE_REPEATS):
+        if repeat >= repeats and perf_counter() - start > _CELL_SECONDS_MIN:
+            break
+        first = repeat % max(1, len(ways))
+        for way in [*ways[first:], *ways[:first]]:
+            if way.name not in faults and _goes_on(taken[way.name]):
+                try:
+                    taken[way.name].append(way.run())
+                except Exception as error:
+                    faults[way.name] = f"{type(error).__name__}: {error}"
+    return taken
+
+
+def _goes_on(taken: Sequence[Taken]) -> bool:
+    return len(taken) < _REPEATS_MIN or sum(one.landed_us for one in taken) < _WAY_SECONDS_MAX * 1e6

@@ -1,0 +1,180 @@
+"""Work that never ends, to run beside swaps: a GEMM, copies within the device, or a Python thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter, sleep
+from types import TracebackType
+from typing import Any, Literal, Protocol
+
+from numba_kvswap.bench.busy_thread import BusyThread
+from numba_kvswap.driver import Driver, KVSwapDriverError
+from numba_kvswap.events import Event
+from numba_kvswap.link import memcpy_async
+from numba_kvswap.memory import DriverMemory
+
+WorkName = Literal["gemm", "hbm", "python"]
+
+_GEMM_SIDE = 8192
+_HBM_BYTES = 1 << 30
+# Launches queued ahead: enough that the device never waits for this thread to get the GIL.
+_QUEUED_AHEAD = 20
+
+
+class Work(Protocol):
+    """Runs within its ``with`` block.
+
+    `unit` is what one iteration is, in words.
+    """
+
+    unit: str
+
+    def __enter__(self) -> Work: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    def mark(self) -> Any:
+        """A moment, for `iteration_s`."""
+
+    def iteration_s(self, since: Any) -> float:
+        """Seconds an iteration took from the mark until now. Waits until there is one. Raises what the work raised."""
+
+
+class QueuedWork:
+    """Iterations put on a stream of their own by a thread of their own, an event after each.
+
+    `launch(stream)` puts one iteration there. An iteration's time is the device's, from the event before it to its
+    own. Raises KVSwapDriverError.
+    """
+
+    def __init__(self, driver: Driver, unit: str, launch: Callable[[int], object], keeps: object = None) -> None:
+        self.unit = unit
+        self._driver, self._launch, self._keeps = driver, launch, keeps
+        self._stop = False
+        self._failure: BaseException | None = None
+        self._launched = 0
+        #: Seconds of the iterations that ended, in order.
+        self._seconds: list[float] = []
+        self._thread = threading.Thread(target=self._feed, name=f"numba_kvswap {unit}", daemon=True)
+
+    def mark(self) -> int:
+        """What is launched from now on counts: what was queued before may have run before."""
+        return self._launched
+
+    def iteration_s(self, since: int) -> float:
+        """The median device time of the iterations launched since and ended by now."""
+        while len(self._seconds) <= since:
+            self._raise_failure()
+            sleep(1e-3)
+        return median(self._seconds[since:])
+
+    def _feed(self) -> None:
+        try:
+            with self._driver.activate(0):
+                stream = self._driver.stream_create()
+                try:
+                    self._feed_stream(stream)
+                finally:
+                    self._driver.stream_synchronize(stream)
+                    self._driver.stream_destroy(stream)
+        except BaseException as error:
+            self._failure = error
+
+    def _feed_stream(self, stream: int) -> None:
+        queued: deque[Event] = deque([self._marked(stream)])
+        while not self._stop:
+            self._launch(stream)
+            queued.append(self._marked(stream))
+            self._launched += 1
+            if len(queued) > _QUEUED_AHEAD:
+                before = queued.popleft()
+                queued[0].synchronize()
+                self._seconds.append(queued[0].seconds_since(before))
+
+    def _marked(self, stream: int) -> Event:
+        event = Event(self._driver)
+        event.record(stream)
+        return event
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise KVSwapDriverError(
+                "the work beside", type(self._failure).__name__, advice=f"{self.unit}: {self._failure}"
+            ) from self._failure
+
+    def __enter__(self) -> QueuedWork:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop = True
+        self._thread.join()
+
+
+class PythonWork(BusyThread):
+    """`BusyThread` as work: an iteration is a turn of its loop."""
+
+    unit = "a turn of a busy Python thread"
+
+    def __enter__(self) -> PythonWork:
+        super().__enter__()
+        return self
+
+    def mark(self) -> tuple[int, float]:
+        return self.spins, perf_counter()
+
+    def iteration_s(self, since: tuple[int, float]) -> float:
+        spins, start = since
+        while self.spins == spins:
+            sleep(1e-3)
+        return (perf_counter() - start) / (self.spins - spins)
+
+
+def work_named(name: WorkName, driver: Driver) -> Work:
+    """Ready, not begun. Needs the current context of device 0.
+
+    Raises ValueError for "gemm" and "hbm" on a simulated device, ImportError where there is no torch for "gemm",
+    KVSwapDriverError where the memory is not to be had.
+    """
+    if name == "python":
+        return PythonWork()
+    if driver.name != "cuda":
+        raise ValueError(f"--beside {name} on the simulated device, whose time means nothing; expected python there")
+    return _gemm(driver) if name == "gemm" else copies_within(driver, _HBM_BYTES)
+
+
+def copies_within(driver: Driver, size_bytes: int) -> QueuedWork:
+    """Copies of `size_bytes` bytes from device memory to device memory."""
+    target, source = (DriverMemory(driver, 0, size_bytes, "device") for _ in range(2))
+    return QueuedWork(
+        driver,
+        f"a device-to-device copy of {size_bytes:,} bytes",
+        lambda stream: memcpy_async(driver, target.address, source.address, size_bytes, stream),
+        keeps=(target, source),
+    )
+
+
+def _gemm(driver: Driver) -> QueuedWork:
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(f"--beside gemm multiplies with torch, which does not import ({error}); install torch") from error
+    if not torch.cuda.is_available():
+        raise ImportError("--beside gemm multiplies with torch, which finds no CUDA device; install a CUDA build of it")
+    a, b = (torch.randn(_GEMM_SIDE, _GEMM_SIDE, device="cuda:0", dtype=torch.bfloat16) for _ in range(2))
+    product = torch.empty_like(a)
+    torch.matmul(a, b, out=product)  # makes cuBLAS's handle and workspace
+    torch.cuda.synchronize(0)
+
+    def launch(stream: int) -> None:
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=a.device)):
+            torch.matmul(a, b, out=product)
+
+    return QueuedWork(driver, f"a bf16 {_GEMM_SIDE}^3 torch.matmul", launch, keeps=(a, b, product))
