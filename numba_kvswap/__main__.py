@@ -1,4 +1,4 @@
-"""The command line: ``python -m numba_kvswap info | check | replay | bench``."""
+"""The command line: ``python -m numba_kvswap info | check | replay | bench | plot``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def _parser() -> argparse.ArgumentParser:
     info.set_defaults(run=_info)
     _add_check(commands.add_parser("check", help="random swaps against the reference"))
     _add_replay(commands.add_parser("replay", help="a serving trace through the engine, every block verified"))
-    _add_bench(commands.add_parser("bench", help="host time of planning and submitting"))
+    _add_bench(commands.add_parser("bench", help="host time, and every transport beside the link and a loop in C"))
+    _add_plot(commands.add_parser("plot", help="pictures of what bench wrote"))
     return parser
 
 
@@ -75,15 +76,44 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--what", choices=("all", "host-time", "matrix"), default="all", help="which part; default: all"
+    )
+    parser.add_argument(
+        "--minutes", type=_positive, default=2.0, metavar="M", help="how long the matrix may take; default: 2"
+    )
     parser.add_argument("--repeats", type=_count, default=7, metavar="N", help="of each figure; default: 7")
+    parser.add_argument("--calls", type=_count, default=300, metavar="N", help="of each transport; default: 300")
+    parser.add_argument(
+        "--beside", choices=("gemm", "hbm", "python"), help="instead: what swaps and such work cost each other"
+    )
+    parser.add_argument(
+        "--window", type=_positive, default=1.0, metavar="S", help="seconds of each figure beside; default: 1"
+    )
     _add_engine_and_json(parser)
     parser.set_defaults(run=_bench)
+
+
+def _add_plot(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE.json", help="written by bench --json")
+    parser.add_argument("--out", type=Path, default=Path(), metavar="FOLDER", help="default: where you are")
+    parser.set_defaults(run=_plot)
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} came; expected a whole number, 1 or more")
     return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} came; expected a number above 0")
+    return value
 
 
 def _engine(options: argparse.Namespace) -> str:
@@ -156,11 +186,22 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from numba_kvswap.bench.host_time import bench
+    from numba_kvswap.bench.run import bench, bench_beside
 
-    report = bench(_engine(options), options.repeats)
-    print(report.table())
+    if options.beside:
+        report = bench_beside(_engine(options), options.beside, options.window)
+    else:
+        report = bench(_engine(options), options.what, options.minutes, options.repeats, options.calls)
     _write(options.json, report.to_json())
+    return 0
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from numba_kvswap.bench.bench_report import BenchReport
+    from numba_kvswap.bench.plot import plot
+
+    report = BenchReport.from_json(options.file.read_text(encoding="utf-8"))
+    print(*plot(report, options.out), sep="\n")
     return 0
 
 

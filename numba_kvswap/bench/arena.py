@@ -50,7 +50,7 @@ class Arena:
         self._read = self._allocated("host")
         self.content: dict[Side, Bytes] = {}
         for side in SIDES:
-            words = random.integers(0, 1 << 64, -(-size // 8), np.uint64, endpoint=False)
+            words: npt.NDArray[np.uint64] = random.integers(0, 1 << 64, -(-size // 8), np.uint64, endpoint=False)
             self.content[side] = words.view(np.uint8)[:size]
             self.driver.copy_now(self._kept[side].address, self.content[side].ctypes.data, size)
             self.restore(side, size)
@@ -71,7 +71,8 @@ class Arena:
         if side == "device":
             self.driver.copy_now(self._read.address, memory.address, size_bytes)
             memory = self._read
-        return np.asarray(LayerBytes(Layer(memory.address, 1, size_bytes, size_bytes, None, owner=memory)))[0]
+        blocks: Bytes = np.asarray(LayerBytes(Layer(memory.address, 1, size_bytes, size_bytes, None, owner=memory)))
+        return blocks.reshape(-1)
 
     def close(self) -> None:
         """A second call does nothing. No swap may be under way."""
@@ -157,7 +158,8 @@ class PlacedSwap:
             found = self.arena.found(side, self._extents[side])
             offset = _first_difference(found, self.arena.expected[side][: found.size])
             if offset >= 0:
-                return f"wrong bytes: the {side}'s byte {offset:,} differs from the reference, {self._whose(side, offset)}"
+                where = self._whose(side, offset)
+                return f"wrong bytes: the {side}'s byte {offset:,} differs from the reference, {where}"
         return ""
 
     def _whose(self, side: Side, offset: int) -> str:
@@ -176,5 +178,3 @@ def _first_difference(found: Bytes, expected: Bytes) -> int:
         if not np.array_equal(found[part], expected[part]):
             return start + int(np.flatnonzero(found[part] != expected[part])[0])
     return -1
-
-

@@ -59,7 +59,8 @@ class SwapWay:
             for move, stream in zip(placed.moves, streams, strict=True)
         ]
         self._span = DeviceSpan(placed.arena.driver, streams) if len(self._calls) > 1 else None
-        self.chosen, self.expected_us = "", None
+        self.chosen = ""
+        self.expected_us: float | None = None
         if way in (AUTO, AUTO_COMPUTE):
             choices = [choice(swapper, plan_of(move), move.direction) for move in placed.moves]
             self.chosen = " + ".join(dict.fromkeys(each.chosen for each in choices))
@@ -82,7 +83,12 @@ class SwapWay:
 
     def put(self) -> Wait:
         transfers = self._submitted()
-        return lambda: [transfer.wait() for transfer in transfers]
+
+        def wait() -> None:
+            for transfer in transfers:
+                transfer.wait()
+
+        return wait
 
     def _submitted(self) -> list[Transfer]:
         return [swap(device_ids, host_ids, stream) for swap, device_ids, host_ids, stream in self._calls]
@@ -94,7 +100,8 @@ class LoopWay:
     Both ways at once are one loop after the other, on two streams.
     """
 
-    name, chosen, expected_us = C_LOOP, "", None
+    name, chosen = C_LOOP, ""
+    expected_us: float | None = None
 
     def __init__(self, loop: CLoop, placed: PlacedSwap, streams: Sequence[int]) -> None:
         self._loop, self._driver = loop, placed.arena.driver

@@ -157,8 +157,9 @@ def _kept(cells: Iterator[Cell], axes: Axes, seen: set[Cell], left_out: Counter[
 
 def _why_left_out(cell: Cell, axes: Axes, seen: set[Cell]) -> str:
     """The rule by which a cell is left out, "" where none is."""
-    alike = cell.layers == 1 and cell.host_layout == "block_major" or cell.run == "all" and cell.blocks == 1
-    if cell in seen or alike or cell.run.isdecimal() and int(cell.run) > cell.blocks:
+    one_layout = cell.layers == 1 and cell.host_layout == "block_major"
+    one_run = cell.blocks == 1 if cell.run == "all" else cell.run.isdecimal() and int(cell.run) > cell.blocks
+    if cell in seen or one_layout or one_run:
         return "the same as another cell"
     if cell.bytes_a_way > axes.moved_bytes_max:
         return f"more than {axes.moved_bytes_max:,} bytes a way"

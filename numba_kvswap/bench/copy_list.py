@@ -25,7 +25,7 @@ class CopyList:
 
 
 def copy_list(plan: Plan, source: Sequence[Layer], target: Sequence[Layer]) -> CopyList:
-    """By layer, then by ascending target. A run is one copy where its blocks are dense on both sides, else one a block."""
+    """By layer, then by ascending target: a copy a run where blocks are dense on both sides, else a copy a block."""
     parts = [_layer_copies(plan, *layers) for layers in zip(source, target, strict=True)]
     targets, sources, sizes_bytes = (np.concatenate(words) for words in zip(*parts, strict=True))
     return CopyList(targets, sources, sizes_bytes)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import platform
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from random import Random
 from statistics import median
-from time import perf_counter
 
-from numba_kvswap import __version__
 from numba_kvswap.bench.busy_thread import BusyThread
 from numba_kvswap.bench.c_loop import NoCompiler
+from numba_kvswap.bench.call_time import calls_of, spin
+from numba_kvswap.bench.facts import machine, versions
 from numba_kvswap.bench.plan_time import plan_rows
 from numba_kvswap.bench.report import ALONE, BUSY, HostTimeReport, SubmitRow
 from numba_kvswap.bench.scattered_swap import Geometry, ScatteredSwap
 from numba_kvswap.bench.spread import spread_of
+from numba_kvswap.bench.transports_here import ways_of
 from numba_kvswap.bench.ways import BINDINGS_LOOP, C_LOOP, BindingsWay, CWay, PythonWay, Sample, Way
 from numba_kvswap.driver import Driver, KVSwapDriverError, SimulatedDriver, cuda_driver
 from numba_kvswap.link import measure_link
@@ -32,43 +30,47 @@ _LINK_BYTES = 1 << 30
 # A row that has taken this long is not repeated further: a loop over the bindings beside a busy thread may wait
 # for the GIL 16,384 times a swap.
 _ROW_SECONDS_MAX = 45.0
-_PACKAGES = ("numpy", "numba", "numba-cuda", "cuda-bindings")
+_CALL_ROW_SECONDS_MAX = 5.0
 
 Samples = dict[tuple[str, str], list[Sample]]
 
 
-def bench(engine: str, repeats: int) -> HostTimeReport:
-    """Measure on "simulated" or "cuda", everything `repeats` times, a plan more often.
+def bench(engine: str, repeats: int, calls: int = 300) -> HostTimeReport:
+    """Measure on "simulated" or "cuda": all `repeats` times, plans more often, and transports' calls `calls` times.
 
     Host time ends when everything is submitted. Where the driver's queue is full, submitting waits for the device,
     the same in every way. The simulated device's figures show that the benchmark works and mean nothing else:
     there every copy is a call back into Python.
 
-    Raises ValueError for another engine or less than one repeat, KVSwapDriverError or ImportError where there
+    Raises ValueError for another engine, less than one repeat or call, KVSwapDriverError or ImportError where there
     is no GPU.
     """
-    if repeats < 1:
-        raise ValueError(f"repeats is {repeats}; expected 1 or more")
+    if min(repeats, calls) < 1:
+        raise ValueError(f"repeats is {repeats}, calls {calls}; expected 1 or more of each")
     driver, geometry = _driver_named(engine)
     plan = plan_rows(repeats)
     link = None
     with driver.activate(0), ScatteredSwap(driver, geometry) as swap:
         ways, why_missing = _ways(swap)
-        ways, wrong = _checked(swap, ways)
+        by_transport, not_here = _transport_ways(swap)
+        right, wrong = _checked(swap, [*ways, *by_transport])
+        ways = [way for way in ways if way in right]
         samples = _measured(ways, repeats)
+        call_rows = calls_of([way for way in by_transport if way in right], calls, _CALL_ROW_SECONDS_MAX)
         if engine == "cuda":
             link = measure_link(driver, swap.stream, _LINK_BYTES, repeats)
         compilers = [way.compiler for way in ways if isinstance(way, CWay)]
     return HostTimeReport(
         engine=engine,
         repeats=repeats,
-        machine=_machine(driver) | {"c_compiler": compilers[0] if compilers else None},
-        versions=_versions(),
+        machine=machine(driver) | {"c_compiler": compilers[0] if compilers else None},
+        versions=versions(),
         geometry=geometry,
         plan=plan,
         submit=list(_rows(samples, landed=engine == "cuda")),
+        calls=call_rows,
         link=link,
-        why_missing=why_missing | wrong,
+        why_missing=why_missing | not_here | wrong,
     )
 
 
@@ -95,6 +97,12 @@ def _ways(swap: ScatteredSwap) -> tuple[list[Way], dict[str, str]]:
     else:
         missing[BINDINGS_LOOP] = "the bindings reach no simulated device"
     return ways, missing
+
+
+def _transport_ways(swap: ScatteredSwap) -> tuple[list[Way], dict[str, str]]:
+    """A way a transport that can move this swap, and why the others cannot."""
+    names, missing = ways_of(swap.device, swap.host)
+    return [PythonWay(swap, name) for name in names], missing
 
 
 def _checked(swap: ScatteredSwap, ways: Sequence[Way]) -> tuple[list[Way], dict[str, str]]:
@@ -132,19 +140,9 @@ def _measured(ways: Sequence[Way], repeats: int) -> Samples:
                 for way in [*ways[first:], *ways[:first]]:
                     taken = samples[way.name, beside]
                     if sum(sample.landed_s for sample in taken) < _ROW_SECONDS_MAX:
-                        _spin(random.uniform(0, 2 * sys.getswitchinterval()))
+                        spin(random.uniform(0, 2 * sys.getswitchinterval()))
                         taken.append(way.run())
     return samples
-
-
-def _spin(seconds: float) -> None:
-    """Keep running Python, so that a measurement begins anywhere in this thread's turn with the GIL.
-
-    After a wait it would always begin with a fresh turn, which nobody cuts short for a whole switch interval.
-    """
-    end = perf_counter() + seconds
-    while perf_counter() < end:
-        pass
 
 
 def _rows(samples: Samples, *, landed: bool) -> Iterator[SubmitRow]:
@@ -155,23 +153,3 @@ def _rows(samples: Samples, *, landed: bool) -> Iterator[SubmitRow]:
         if call_us:
             # Not its own clock but Python's: with the call through ctypes, and the wait for the GIL at its end.
             yield SubmitRow(f"{name}, timed from Python", beside, spread_of(call_us), landed_s)
-
-
-def _machine(driver: Driver) -> dict[str, object]:
-    return {
-        **driver.describe(),
-        "cpus": os.cpu_count(),
-        "cpus_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-        "architecture": platform.machine(),
-        "gil_switch_interval_s": sys.getswitchinterval(),
-    }
-
-
-def _versions() -> dict[str, str]:
-    versions = {"numba_kvswap": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "none"
-    return versions

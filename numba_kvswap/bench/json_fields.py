@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -21,24 +21,27 @@ def from_plain(kind: type[_T], value: object, where: str = "the report") -> _T:
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
-    origin = get_origin(kind)
     if dataclasses.is_dataclass(kind):
         return _read_dataclass(kind, value, where)
-    if origin in (Union, UnionType):
-        return None if value is None else _read(_not_none(kind), value, where)
-    if origin is Literal:
-        return _checked(value in get_args(kind), value, where, f"one of {', '.join(map(repr, get_args(kind)))}")
-    if kind in (Any, object):
-        return value
-    if origin is not None and issubclass(origin, Mapping):
-        _checked(isinstance(value, dict), value, where, "an object")
-        return {name: _read(get_args(kind)[1], one, f"{where}.{name}") for name, one in value.items()}
-    if origin is not None and issubclass(origin, Sequence):
-        _checked(isinstance(value, list), value, where, "a list")
-        return [_read(get_args(kind)[0], one, f"{where}[{index}]") for index, one in enumerate(value)]
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if get_origin(kind) is not None:
+        return _read_generic(kind, value, where)
+    if kind is float and type(value) is int:
         return float(value)
-    return _checked(type(value) is kind, value, where, kind.__name__)
+    return value if kind is Any else _checked(type(value) is kind, value, where, kind.__name__)
+
+
+def _read_generic(kind: Any, value: Any, where: str) -> Any:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        (some,) = (one for one in inner if one is not NoneType)
+        return None if value is None else _read(some, value, where)
+    if origin is Literal:
+        return _checked(value in inner, value, where, f"one of {', '.join(map(repr, inner))}")
+    if issubclass(origin, Mapping):
+        _checked(isinstance(value, dict), value, where, "an object")
+        return {name: _read(inner[1], one, f"{where}.{name}") for name, one in value.items()}
+    _checked(isinstance(value, list), value, where, "a list")
+    return [_read(inner[0], one, f"{where}[{index}]") for index, one in enumerate(value)]
 
 
 def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
@@ -53,11 +56,6 @@ def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
 @lru_cache(maxsize=64)
 def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
-
-
-def _not_none(kind: Any) -> Any:
-    (inner,) = (one for one in get_args(kind) if one is not NoneType)
-    return inner
 
 
 def _checked(well: bool, value: Any, where: str, expected: str) -> Any:

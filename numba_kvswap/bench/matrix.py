@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 
 from numba_kvswap.bench.arena import Arena, PlacedSwap
@@ -81,7 +82,11 @@ def _measure_cells(
     driver: Driver, axes: Axes, selection: Selection, repeats: int, found: _Found, clock: Clock, deadline: float
 ) -> None:
     loop = compiled_loop(found.missing)
-    with LinkProbe(driver, axes.link_bytes) as probe, Arena(driver, axes.arena_bytes) as arena, two_streams(driver) as streams:
+    with (
+        LinkProbe(driver, axes.link_bytes) as probe,
+        Arena(driver, axes.arena_bytes) as arena,
+        two_streams(driver) as streams,
+    ):
         for _ in range(_LINK_TAKES_AT_FIRST):
             probe.take()
         found.link, last_take = probe.link(), clock()
@@ -114,9 +119,7 @@ def two_streams(driver: Driver) -> Iterator[tuple[int, int]]:
         driver.stream_destroy(stream)
 
 
-def _measure_cell(
-    placed: PlacedSwap, loop: CLoop | None, streams: Sequence[int], repeats: int, found: _Found
-) -> None:
+def _measure_cell(placed: PlacedSwap, loop: CLoop | None, streams: Sequence[int], repeats: int, found: _Found) -> None:
     index = len(found.cells) - 1
     ways, faults, missing = right_ways(placed, loop, streams[: len(placed.moves)])
     found.missing.update(missing.items())
@@ -133,10 +136,10 @@ def right_ways(
 ) -> tuple[list[CellWay], dict[str, str], dict[str, str]]:
     """The ways that moved the right bytes, what the others did wrong, and why transports cannot be taken here."""
     names, missing = ways_of(placed.device_cache, placed.host_cache, favors=favors)
-    makers: dict[str, Callable[[], CellWay]] = {name: _maker(name, placed, streams) for name in names}
+    makers: dict[str, Callable[[], CellWay]] = {}
     if loop is not None:
-        right_loop = loop
-        makers = {C_LOOP: lambda: LoopWay(right_loop, placed, streams)} | makers
+        makers[C_LOOP] = partial(LoopWay, loop, placed, streams)
+    makers |= {name: partial(SwapWay, name, placed, streams) for name in names}
     right, faults = [], {}
     for name, make in makers.items():
         placed.restore()
@@ -150,11 +153,8 @@ def right_ways(
             faults[name] = fault
         else:
             right.append(way)
+    placed.restore()  # what a wrong one left would else be found after the right ones
     return right, faults, missing
-
-
-def _maker(name: str, placed: PlacedSwap, streams: Sequence[int]) -> Callable[[], CellWay]:
-    return lambda: SwapWay(name, placed, streams)
 
 
 def _repeated(ways: Sequence[CellWay], repeats: int, faults: dict[str, str]) -> dict[str, list[Taken]]:

@@ -151,9 +151,9 @@ class MatrixReport:
     def _wins(self) -> Counter[str]:
         """In how many cells each way, the choice aside, took the least device time."""
         fastest: dict[int, Row] = {}
-        for row in self.rows:
-            if row.way != AUTO and (row.cell not in fastest or row.device.median_us < fastest[row.cell].device.median_us):
-                fastest[row.cell] = row
+        for row in sorted(self.rows, key=lambda row: row.device.median_us):
+            if row.way != AUTO:
+                fastest.setdefault(row.cell, row)
         return Counter(row.way for row in fastest.values())
 
     def _fault_lines(self) -> list[str]:

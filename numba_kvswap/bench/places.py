@@ -104,16 +104,19 @@ class Place:
         both = np.tile(lengths, self._ways)
         device_ids = _scattered(both, self._run_blocks, random)
         host_ids = np.arange(1, both.sum() + 1) if self.run == "host" else _scattered(both, self._run_blocks, random)
-        ways = ("out", "in") if self.direction == "both" else (self.direction,)
-        parts = [slice(way * self.blocks, (way + 1) * self.blocks) for way in range(self._ways)]
-        return [Move(way, device_ids[part], host_ids[part]) for way, part in zip(ways, parts, strict=True)]
+        first, second = slice(0, self.blocks), slice(self.blocks, None)
+        if self.direction == "both":
+            back = Move("in", device_ids[second], host_ids[second])
+            return [Move("out", device_ids[first], host_ids[first]), back]
+        return [Move(self.direction, device_ids, host_ids)]
 
 
 def _scattered(lengths: Ids, run_blocks: int, random: np.random.Generator) -> Ids:
     """Runs of these lengths, each in a random slot with room for one block more, so that none are neighbours."""
     first = 1 + random.permutation(lengths.size) * (run_blocks + 1)
     within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return np.repeat(first, lengths) + within
+    ids: Ids = np.repeat(first, lengths) + within
+    return ids
 
 
 def _aligned(size_bytes: int) -> int:

@@ -13,6 +13,10 @@ from numba_kvswap.bench.ways import BINDINGS_LOOP, C_LOOP, PYTHON
 from numba_kvswap.link import Link
 
 ALONE, BUSY = "alone", "busy thread"
+#: Where in its turn with the GIL a call begins. After a wait the turn is fresh: nobody cuts it short for a whole switch
+#: interval.
+ANYWHERE, AFTER_A_WAIT = "anywhere", "right after a wait"
+BEGINNINGS = (ANYWHERE, AFTER_A_WAIT)
 
 # Name of a ratio: of which row, to which. Each is of medians.
 _RATIOS = {
@@ -45,6 +49,18 @@ class SubmitRow:
 
 
 @dataclass(frozen=True)
+class CallRow:
+    """Microseconds of the whole Python call, over `calls` calls. begins: where in its turn with the GIL each began."""
+
+    way: str
+    beside: str
+    begins: str
+    p50_us: float
+    p99_us: float
+    calls: int
+
+
+@dataclass(frozen=True)
 class HostTimeReport:
     """All figures of one run. A way without rows has its reason in `why_missing`."""
 
@@ -55,6 +71,7 @@ class HostTimeReport:
     geometry: Geometry
     plan: Sequence[PlanRow]
     submit: Sequence[SubmitRow]
+    calls: Sequence[CallRow] = ()
     link: Link | None = None
     why_missing: Mapping[str, str] = field(default_factory=dict)
 
@@ -79,26 +96,28 @@ class HostTimeReport:
         return None if of is None or to is None else of / to
 
     def to_json(self) -> str:
-        """One JSON object. Names end in their unit; a figure that was not measured is null."""
+        """`to_plain` as text."""
+        return json.dumps(self.to_plain(), indent=2)
+
+    def to_plain(self) -> dict[str, object]:
+        """As JSON has it. Names end in their unit; a figure that was not measured is None."""
         link = self.link
-        return json.dumps(
-            {
-                "engine": self.engine,
-                "repeats": self.repeats,
-                "machine": dict(self.machine),
-                "versions": dict(self.versions),
-                "swap": vars(self.geometry) | {"copies": self.geometry.copies, "bytes": self.geometry.bytes},
-                "plan": [
-                    {"name": row.name, "pairs": row.pairs, **vars(row.time), "target_us_max": row.target_us_max}
-                    for row in self.plan
-                ],
-                "submit": [self._submit_json(row) for row in self.submit],
-                "ratios": self.ratios,
-                "link": link and vars(link) | {"out_gb_per_s": link.out_gb_per_s, "in_gb_per_s": link.in_gb_per_s},
-                "why_missing": dict(self.why_missing),
-            },
-            indent=2,
-        )
+        return {
+            "engine": self.engine,
+            "repeats": self.repeats,
+            "machine": dict(self.machine),
+            "versions": dict(self.versions),
+            "swap": vars(self.geometry) | {"copies": self.geometry.copies, "bytes": self.geometry.bytes},
+            "plan": [
+                {"name": row.name, "pairs": row.pairs, **vars(row.time), "target_us_max": row.target_us_max}
+                for row in self.plan
+            ],
+            "submit": [self._submit_json(row) for row in self.submit],
+            "calls": [vars(row) for row in self.calls],
+            "ratios": self.ratios,
+            "link": link and vars(link) | {"out_gb_per_s": link.out_gb_per_s, "in_gb_per_s": link.in_gb_per_s},
+            "why_missing": dict(self.why_missing),
+        }
 
     def _submit_json(self, row: SubmitRow) -> dict[str, object]:
         return {
@@ -112,7 +131,14 @@ class HostTimeReport:
 
     def table(self) -> str:
         """The report as plain aligned text."""
-        parts = [self._heading(), self._plan_lines(), self._submit_lines(), self._ratio_lines(), self._link_lines()]
+        parts = [
+            self._heading(),
+            self._plan_lines(),
+            self._submit_lines(),
+            self._ratio_lines(),
+            self._call_lines(),
+            self._link_lines(),
+        ]
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
     def _heading(self) -> list[str]:
@@ -155,6 +181,15 @@ class HostTimeReport:
     def _ratio_lines(self) -> list[str]:
         found = {name.replace("_", " "): ratio for name, ratio in self.ratios.items() if ratio is not None}
         return aligned([(name, f"{ratio:.2f}") for name, ratio in found.items()], left_columns=1) if found else []
+
+    def _call_lines(self) -> list[str]:
+        if not self.calls:
+            return []
+        rows = [("whole call", "beside", "begins", "p50 us", "p99 us", "calls")]
+        for row in self.calls:
+            figures = (number(row.p50_us, 1), number(row.p99_us, 1), str(row.calls))
+            rows.append((row.way, row.beside, row.begins, *figures))
+        return aligned(rows, left_columns=3)
 
     def _link_lines(self) -> list[str]:
         link = self.link

@@ -48,7 +48,9 @@ def choice(swapper: Swapper, plan: Plan, direction: str) -> Choice:
     return Choice(str(explained.chosen), dict(explained.expected_s))
 
 
-def ways_of(device_cache: DeviceCache, host_cache: HostCache, *, favors: bool = False) -> tuple[list[str], dict[str, str]]:
+def ways_of(
+    device_cache: DeviceCache, host_cache: HostCache, *, favors: bool = False
+) -> tuple[list[str], dict[str, str]]:
     """The ways there are to swap this pair, and why the other transports are none of them.
 
     `favors`: also the choice that spares compute.

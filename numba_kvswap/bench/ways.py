@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from numba_kvswap.bench.c_loop import CLoop
 from numba_kvswap.bench.scattered_swap import ScatteredSwap
+from numba_kvswap.bench.transports_here import swapper_by
 from numba_kvswap.driver import KVSwapDriverError
 
 PYTHON, C_LOOP, BINDINGS_LOOP = "python", "c loop", "bindings loop"
@@ -33,16 +34,16 @@ class Way(Protocol):
 
 
 class PythonWay:
-    """``Swapper.swap_out`` with NumPy ids: planned, checked, submitted."""
+    """``Swapper.swap_out`` with NumPy ids: planned, checked, submitted; by a named transport, or as it comes."""
 
-    name = PYTHON
-
-    def __init__(self, swap: ScatteredSwap) -> None:
+    def __init__(self, swap: ScatteredSwap, transport: str = "") -> None:
+        self.name = f"{PYTHON}, {transport}" if transport else PYTHON
         self._swap = swap
+        self._swapper = swapper_by(swap.device, swap.host, transport) if transport else swap.swapper
 
     def run(self) -> Sample:
         swap = self._swap
-        swap_out, device_ids, host_ids, stream = swap.swapper.swap_out, swap.device_ids, swap.host_ids, swap.stream
+        swap_out, device_ids, host_ids, stream = self._swapper.swap_out, swap.device_ids, swap.host_ids, swap.stream
         start = perf_counter_ns()
         transfer = swap_out(device_ids, host_ids, stream)
         returned = perf_counter_ns()

@@ -165,9 +165,9 @@ def _gemm(driver: Driver) -> QueuedWork:
     try:
         import torch
     except ImportError as error:
-        raise ImportError(f"--beside gemm multiplies with torch, which does not import ({error}); install torch") from error
+        raise ImportError(f"--beside gemm needs torch, which does not import ({error}); pip install torch") from error
     if not torch.cuda.is_available():
-        raise ImportError("--beside gemm multiplies with torch, which finds no CUDA device; install a CUDA build of it")
+        raise ImportError("--beside gemm needs torch, which finds no CUDA device; install a CUDA build of it")
     a, b = (torch.randn(_GEMM_SIDE, _GEMM_SIDE, device="cuda:0", dtype=torch.bfloat16) for _ in range(2))
     product = torch.empty_like(a)
     torch.matmul(a, b, out=product)  # makes cuBLAS's handle and workspace

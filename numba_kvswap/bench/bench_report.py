@@ -1,0 +1,33 @@
+"""All that one ``bench`` found: the file that ``--json`` writes and ``plot`` reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from numba_kvswap.bench.beside_report import BesideReport
+from numba_kvswap.bench.json_fields import from_plain
+from numba_kvswap.bench.matrix_report import MatrixReport
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """Parts that were not asked for are None. host_time: `HostTimeReport.to_plain`."""
+
+    engine: str
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+    host_time: Mapping[str, Any] | None = None
+    matrix: MatrixReport | None = None
+    beside: BesideReport | None = None
+
+    def to_json(self) -> str:
+        """One JSON object, field by field; names end in their unit."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> BenchReport:
+        """ValueError, which names the place, where `text` is not what `to_json` writes."""
+        return from_plain(cls, json.loads(text))

@@ -1,0 +1,50 @@
+"""The parts of ``bench`` that were asked for, on one engine, into one report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from numba_kvswap.bench.bench_report import BenchReport
+from numba_kvswap.bench.beside import measure_beside
+from numba_kvswap.bench.cells import CUDA_AXES, SIMULATED_AXES, Axes
+from numba_kvswap.bench.facts import machine, versions
+from numba_kvswap.bench.host_time import bench as measure_host_time
+from numba_kvswap.bench.matrix import measure_matrix
+from numba_kvswap.bench.works import WorkName
+from numba_kvswap.driver import Driver, SimulatedDriver, cuda_driver
+
+What = Literal["all", "host-time", "matrix"]
+
+Say = Callable[[str], object]
+
+
+def bench(engine: str, what: What, minutes: float, repeats: int, calls: int, say: Say = print) -> BenchReport:
+    """Host time, the matrix within `minutes`, or both; each part's table goes to `say` once it is there.
+
+    Raises what the parts raise.
+    """
+    driver, axes = _driver_named(engine)
+    host_time = matrix = None
+    if what in ("all", "host-time"):
+        measured = measure_host_time(engine, repeats, calls)
+        host_time = measured.to_plain()
+        say(measured.table())
+    if what in ("all", "matrix"):
+        with driver.activate(0):
+            matrix = measure_matrix(driver, axes, minutes * 60, repeats)
+        say(("\n" if host_time else "") + matrix.table())
+    return BenchReport(engine, machine(driver), versions(), host_time, matrix)
+
+
+def bench_beside(engine: str, work: WorkName, window_s: float, say: Say = print) -> BenchReport:
+    """Swaps beside other work; the table goes to `say`. Raises what `measure_beside` raises."""
+    driver, axes = _driver_named(engine)
+    with driver.activate(0):
+        beside = measure_beside(driver, axes, work, window_s)
+    say(beside.table())
+    return BenchReport(engine, machine(driver), versions(), beside=beside)
+
+
+def _driver_named(engine: str) -> tuple[Driver, Axes]:
+    return (cuda_driver(), CUDA_AXES) if engine == "cuda" else (SimulatedDriver(), SIMULATED_AXES)
