@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -112,11 +112,14 @@ def compiled_loop(missing: Counter[tuple[str, str]]) -> CLoop | None:
 @contextmanager
 def two_streams(driver: Driver) -> Iterator[tuple[int, int]]:
     streams = (driver.stream_create(), driver.stream_create())
-    yield streams
-    # Not after an error: the driver may be past answering, and the error matters more.
-    for stream in streams:
-        driver.stream_synchronize(stream)
-        driver.stream_destroy(stream)
+    try:
+        yield streams
+    finally:
+        for stream in streams:
+            # All that counts was waited for; and after an error the driver may be past answering.
+            with suppress(KVSwapDriverError):
+                driver.stream_synchronize(stream)
+                driver.stream_destroy(stream)
 
 
 def _measure_cell(placed: PlacedSwap, loop: CLoop | None, streams: Sequence[int], repeats: int, found: _Found) -> None:
@@ -124,11 +127,12 @@ def _measure_cell(placed: PlacedSwap, loop: CLoop | None, streams: Sequence[int]
     ways, faults, missing = right_ways(placed, loop, streams[: len(placed.moves)])
     found.missing.update(missing.items())
     taken = _repeated(ways, repeats, faults)
-    if ways and (fault := placed.fault()):
+    right = [way for way in ways if way.name not in faults]
+    if right and (fault := placed.fault()):
         # Each was right once, and nobody can say which was wrong later.
-        faults |= {way.name: f"after all repeats of all ways: {fault}" for way in ways}
+        faults |= {way.name: f"after all repeats of all ways: {fault}" for way in right}
     found.faults += [Fault(index, way, why) for way, why in faults.items()]
-    found.measured += [Measured.of(index, way, taken[way.name]) for way in ways if way.name not in faults]
+    found.measured += [Measured.of(index, way, taken[way.name]) for way in right if way.name not in faults]
 
 
 def right_ways(

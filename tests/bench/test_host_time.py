@@ -5,17 +5,18 @@ import json
 import time
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from numba_kvswap.__main__ import main
-from numba_kvswap.bench import c_loop, host_time
+from numba_kvswap.bench import c_loop, host_time, transports_here
 from numba_kvswap.bench.busy_thread import BusyThread
 from numba_kvswap.bench.c_loop import NoCompiler
-from numba_kvswap.bench.report import ALONE, BUSY, HostTimeReport
+from numba_kvswap.bench.report import ALONE, BEGINNINGS, BUSY, HostTimeReport
 from numba_kvswap.bench.scattered_swap import Geometry, ScatteredSwap
 from numba_kvswap.bench.ways import BINDINGS_LOOP, C_LOOP, PYTHON, CWay, PythonWay
 from numba_kvswap.driver import KVSwapDriverError, SimulatedDriver
-from numba_kvswap.link import measure_link
+from numba_kvswap.link import LinkProbe, measure_link
 
 SMALL = Geometry(blocks_moved=8, layers=4, block_bytes=64, cache_blocks=24)
 C_TIMED_FROM_PYTHON = f"{C_LOOP}, timed from Python"
@@ -56,7 +57,7 @@ def planted(monkeypatch, tmp_path, right: str, wrong: str) -> None:
 
 @needs_compiler
 def test_every_way_is_measured_alone_and_beside_a_busy_thread():
-    report = host_time.bench("simulated", 2)
+    report = host_time.bench("simulated", 2, calls=1)
     ways = (PYTHON, C_LOOP, C_TIMED_FROM_PYTHON)
     assert rows_of(report) == {(way, beside) for way in ways for beside in (ALONE, BUSY)}
     assert [row.name for row in report.plan] == ["Plan(numpy arrays)", "Plan(lists)"]
@@ -73,9 +74,10 @@ def test_every_way_is_measured_alone_and_beside_a_busy_thread():
 @needs_compiler
 def test_the_json_names_units_and_the_machine(tmp_path):
     path = tmp_path / "figures.json"
-    assert main(["bench", "--engine", "simulated", "--repeats", "1", "--json", str(path)]) == 0
-    found = json.loads(path.read_text())
-    assert set(found) >= {"engine", "repeats", "machine", "versions", "swap", "plan", "submit", "ratios", "link"}
+    few = ["--what", "host-time", "--repeats", "1", "--calls", "2"]
+    assert main(["bench", "--engine", "simulated", *few, "--json", str(path)]) == 0
+    found = json.loads(path.read_text())["host_time"]
+    assert set(found) >= {"engine", "repeats", "machine", "versions", "swap", "plan", "submit", "calls", "link"}
     assert found["machine"]["device_name"] == "simulated device"
     assert found["machine"]["cpus"] >= 1
     assert found["machine"]["c_compiler"]
@@ -95,6 +97,8 @@ def test_the_json_names_units_and_the_machine(tmp_path):
         "median_us",
         "min_us",
         "max_us",
+        "q1_us",
+        "q3_us",
         "repeats",
         "to_c_loop_alone_ratio",
         "landed_s",
@@ -112,7 +116,7 @@ def test_the_json_names_units_and_the_machine(tmp_path):
 
 @needs_compiler
 def test_the_table_is_aligned_and_has_the_c_loop_alone_at_one():
-    lines = host_time.bench("simulated", 1).table().splitlines()
+    lines = host_time.bench("simulated", 1, calls=1).table().splitlines()
     heading = next(index for index, line in enumerate(lines) if line.startswith("way"))
     rows = lines[heading : heading + 7]
     assert len({len(line) for line in rows}) == 1
@@ -123,7 +127,7 @@ def test_the_table_is_aligned_and_has_the_c_loop_alone_at_one():
 @needs_compiler
 def test_a_c_loop_that_skips_the_last_copy_gets_no_figures(monkeypatch, tmp_path):
     planted(monkeypatch, tmp_path, "i < copies", "i + 1 < copies")
-    report = host_time.bench("simulated", 1)
+    report = host_time.bench("simulated", 1, calls=1)
     assert rows_of(report) == {(PYTHON, ALONE), (PYTHON, BUSY)}
     assert "wrong bytes: layer 3" in report.why_missing[C_LOOP]
     assert report.why_missing[C_LOOP] in report.table()
@@ -133,20 +137,20 @@ def test_a_c_loop_that_skips_the_last_copy_gets_no_figures(monkeypatch, tmp_path
 @needs_compiler
 def test_a_way_that_writes_where_it_should_not_gets_no_figures(monkeypatch, tmp_path):
     planted(monkeypatch, tmp_path, "copy(targets[i],", "copy(targets[i] + bytes[i],")
-    assert "wrong bytes: layer 0" in host_time.bench("simulated", 1).why_missing[C_LOOP]
+    assert "wrong bytes: layer 0" in host_time.bench("simulated", 1, calls=1).why_missing[C_LOOP]
 
 
 @needs_compiler
 def test_a_way_whose_driver_call_fails_gets_no_figures(monkeypatch, tmp_path):
     planted(monkeypatch, tmp_path, "copy(targets[i],", "copy(targets[i] + (1ull << 40),")
-    report = host_time.bench("simulated", 1)
+    report = host_time.bench("simulated", 1, calls=1)
     assert "CUDA_ERROR" in report.why_missing[C_LOOP]
     assert (PYTHON, BUSY) in rows_of(report)
 
 
 def test_without_a_compiler_the_c_row_says_so(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    report = host_time.bench("simulated", 1)
+    report = host_time.bench("simulated", 1, calls=1)
     assert rows_of(report) == {(PYTHON, ALONE), (PYTHON, BUSY)}
     assert "no C compiler on PATH" in report.why_missing[C_LOOP]
     assert report.why_missing[C_LOOP] in report.table()
@@ -156,13 +160,13 @@ def test_without_a_compiler_the_c_row_says_so(monkeypatch):
 @needs_compiler
 def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
     planted(monkeypatch, tmp_path, "int status = 0;", "int status = nonsense;")
-    assert "nonsense" in host_time.bench("simulated", 1).why_missing[C_LOOP]
+    assert "nonsense" in host_time.bench("simulated", 1, calls=1).why_missing[C_LOOP]
 
 
 def test_no_way_at_all_is_reported_too(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(ScatteredSwap, "fault", lambda self: "planted")
-    report = host_time.bench("simulated", 1)
+    report = host_time.bench("simulated", 1, calls=1)
     assert not report.submit
     assert "not measured: planted" in report.table()
     json.loads(report.to_json())
@@ -221,7 +225,7 @@ def test_the_busy_thread_stops_after_an_error():
 def test_a_row_that_takes_too_long_is_not_repeated_further(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(host_time, "_ROW_SECONDS_MAX", 1e-9)
-    assert [row.time.repeats for row in host_time.bench("simulated", 3).submit] == [1, 1]
+    assert [row.time.repeats for row in host_time.bench("simulated", 3, calls=1).submit] == [1, 1]
 
 
 def test_the_link_is_measured_both_ways_and_given_back():
@@ -233,6 +237,18 @@ def test_the_link_is_measured_both_ways_and_given_back():
     assert link.out_gb_per_s == pytest.approx((1 << 16) / link.out_s / 1e9)
     assert link.in_gb_per_s > 0
     assert driver.live_allocations() == 0
+
+
+def test_the_link_is_measured_both_ways_at_once_and_again():
+    driver = SimulatedDriver()
+    with driver.activate(0), LinkProbe(driver, 1 << 16) as probe:
+        for _ in range(3):
+            probe.take()
+        link = probe.link()
+    assert link.both_gb_per_s == link.gb_per_s("both") == pytest.approx(2 * (1 << 16) / link.both_s / 1e9)
+    assert (link.gb_per_s("out"), link.gb_per_s("in")) == (link.out_gb_per_s, link.in_gb_per_s)
+    assert (driver.live_allocations(), driver.live_streams()) == (0, 0)
+    assert driver.calls["cuMemcpyAsync"] == 2 + 3 * 4
 
 
 def test_the_link_reports_a_failing_copy():
@@ -249,6 +265,40 @@ def test_the_link_reports_a_failing_copy():
 def test_nonsense_is_refused(engine, repeats):
     with pytest.raises(ValueError, match="expected"):
         host_time.bench(engine, repeats)
+    with pytest.raises(ValueError, match="expected 1 or more"):
+        host_time.bench("simulated", 1, calls=0)
+
+
+def test_the_whole_call_of_each_transport_is_timed_however_it_begins():
+    report = host_time.bench("simulated", 1, calls=3)
+    found = {(row.way, row.beside, row.begins) for row in report.calls}
+    ways = {f"{PYTHON}, {name}" for name in transports_here.NAMES}
+    assert found >= {(way, beside, begins) for way in ways for beside in (ALONE, BUSY) for begins in BEGINNINGS}
+    assert all(0 < row.p50_us <= row.p99_us and row.calls == 3 for row in report.calls)
+    assert "right after a wait" in report.table()
+
+
+@needs_compiler
+def test_launches_from_c_reach_the_launch_as_cuda_would_be_called():
+    seen = []
+    uint, pointer = ctypes.c_uint, ctypes.c_void_p
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, pointer, *[uint] * 7, pointer, ctypes.POINTER(pointer), pointer)
+    def launch(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
+        value = ctypes.c_int64.from_address(parameters[0]).value
+        seen.append((function, (gx, gy, gz), (bx, by, bz), shared, stream, value, extra))
+        return 0 if len(seen) < 6 else 700
+
+    argument = ctypes.c_int64(-5)
+    parameters = np.array([ctypes.addressof(argument)], np.uint64)
+    loop = c_loop.LaunchLoop()
+    address = ctypes.cast(launch, pointer).value
+    status, ns = loop(address, 0xF00, 8, 512, 0x51, parameters, 4)
+    assert seen == [(0xF00, (8, 1, 1), (512, 1, 1), 0, 0x51, -5, None)] * 4
+    assert (status, ns.shape) == (0, (4,))
+    assert (ns > 0).all()
+    assert loop(address, 0xF00, 8, 512, 0x51, parameters, 4)[0] == 700
+    assert len(seen) == 6, "nothing is launched after a refusal"
 
 
 class PretendedGPU(SimulatedDriver):
@@ -267,7 +317,7 @@ def test_on_cuda_there_are_the_bindings_the_landed_times_and_the_link(monkeypatc
 
     monkeypatch.setattr(bindings, "cuMemcpyAsync", memcpy_async)
     monkeypatch.setattr(host_time, "cuda_driver", lambda: driver)
-    report = host_time.bench("cuda", 1)
+    report = host_time.bench("cuda", 1, calls=1)
     assert {(BINDINGS_LOOP, ALONE), (BINDINGS_LOOP, BUSY)} <= rows_of(report)
     assert not report.why_missing
     assert None not in report.ratios.values()
@@ -283,7 +333,10 @@ def test_a_failing_copy_of_the_bindings_is_found_out(monkeypatch):
     monkeypatch.setattr(bindings, "cuMemcpyAsync", lambda *_: (bindings.CUresult.CUDA_ERROR_INVALID_VALUE,))
     monkeypatch.setattr(host_time, "cuda_driver", PretendedGPU)
     monkeypatch.setenv("PATH", "")
-    assert "cuMemcpyAsync failed with CUDA_ERROR_INVALID_VALUE" in host_time.bench("cuda", 1).why_missing[BINDINGS_LOOP]
+    assert (
+        "cuMemcpyAsync failed with CUDA_ERROR_INVALID_VALUE"
+        in host_time.bench("cuda", 1, calls=1).why_missing[BINDINGS_LOOP]
+    )
 
 
 @pytest.mark.cuda
@@ -292,6 +345,6 @@ def test_on_a_gpu_every_way_moves_the_right_bytes():
 
     if why_no_cuda():
         pytest.skip(why_no_cuda())
-    report = host_time.bench("cuda", 1)
+    report = host_time.bench("cuda", 1, calls=1)
     assert set(report.why_missing) <= ({C_LOOP} if not has_compiler() else set())
     assert report.link is not None

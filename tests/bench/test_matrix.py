@@ -1,0 +1,271 @@
+"""The matrix on the simulated device: what it measures, leaves out and finds out; its ratios and its file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from itertools import count
+
+import pytest
+
+from numba_kvswap.bench import c_loop, cell_ways, matrix, must_show
+from numba_kvswap.bench.bench_report import BenchReport
+from numba_kvswap.bench.cell_ways import Taken
+from numba_kvswap.bench.cells import SIMULATED_AXES, Cell, select
+from numba_kvswap.bench.matrix import measure_matrix
+from numba_kvswap.bench.matrix_report import MatrixReport, Measured, rows_of
+from numba_kvswap.bench.must_show import Judged, verdict
+from numba_kvswap.bench.transports_here import AUTO, NAMES
+from numba_kvswap.bench.ways import C_LOOP
+from numba_kvswap.driver import KVSwapDriverError, SimulatedDriver
+from numba_kvswap.link import Link, LinkProbe
+from numba_kvswap.plan import Plan
+from numba_kvswap.swapper import Swapper
+
+#: Seven cells that must be shown, and few others.
+AXES = replace(SIMULATED_AXES, block_bytes=(16, 64), shown_bytes=(64,), typical_bytes=64, full_bytes=1024)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(matrix, "_CELL_SECONDS_MIN", 0.0)
+    monkeypatch.setattr(matrix, "_LINK_EVERY_S", float("inf"))
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+
+
+def measured(cells: int, axes=AXES, repeats=1, driver=None) -> MatrixReport:
+    """Of the first so many cells: the clock is asked once before each cell and passes the deadline then."""
+    driver = driver or SimulatedDriver()
+    steps = count()
+    with driver.activate(0):
+        # Asked at the start, after the link, and twice a cell.
+        report = measure_matrix(driver, axes, 2 * cells + 1, repeats, clock=lambda: next(steps))
+    assert (driver.live_allocations(), driver.live_streams()) == (0, 0)
+    return report
+
+
+def ways_in(report: MatrixReport) -> set[str]:
+    return {row.way for row in report.rows}
+
+
+def test_cells_come_in_order_until_the_time_is_used_up(no_compiler):
+    selection = select(AXES)
+    report = measured(12)
+    assert list(report.cells) == list(selection.cells[:12])
+    assert report.not_reached == len(selection.cells) - 12
+    assert report.left_out == selection.left_out
+    assert f"12 cells in {report.seconds:.0f} s; {report.not_reached} not reached in time" in report.table()
+    assert all(f"{number:,} left out: {rule}" in report.table() for rule, number in report.left_out.items())
+
+
+def test_the_link_is_measured_again_now_and_then(monkeypatch, no_compiler):
+    once, often = SimulatedDriver(), SimulatedDriver()
+    takes = []
+    monkeypatch.setattr(LinkProbe, "take", lambda probe, take=LinkProbe.take: (takes.append(probe), take(probe)))
+    measured(6, driver=once)
+    assert len(takes) == matrix._LINK_TAKES_AT_FIRST
+    monkeypatch.setattr(matrix, "_LINK_EVERY_S", 4)
+    takes.clear()
+    measured(6, driver=often)
+    assert len(takes) > matrix._LINK_TAKES_AT_FIRST
+
+
+def test_no_time_measures_no_cell(no_compiler):
+    report = measured(0)
+    assert not report.cells and not report.rows
+    assert report.link.both_gb_per_s > 0
+    report.table()
+
+
+def test_every_way_has_a_row_in_every_cell():
+    report = measured(10, repeats=3)
+    assert ways_in(report) >= set(NAMES)
+    for way in ways_in(report):
+        rows = [row for row in report.rows if row.way == way]
+        left_out = sum(one.cells for one in report.missing if one.way == way)
+        assert len({row.cell for row in rows}) == len(rows) == 10 - left_out
+        for row in rows:
+            for spread in (row.host, row.landed, row.device):
+                assert spread.repeats == 3
+                assert spread.min_us <= spread.q1_us <= spread.median_us <= spread.q3_us <= spread.max_us
+    assert not report.faults
+    if not any(one.way == C_LOOP for one in report.missing):
+        assert C_LOOP in ways_in(report)
+
+
+def test_without_a_compiler_the_loop_is_missing_once_and_says_so(no_compiler):
+    report = measured(2)
+    (missing,) = [one for one in report.missing if one.way == C_LOOP]
+    assert "no C compiler on PATH" in missing.why and missing.why in report.table()
+    assert {row.to_c_loop for row in report.rows} == {None}
+
+
+class Forgets(Swapper):
+    """Leaves the last pair out."""
+
+    def checked_plan(self, direction, device_ids, host_ids=None, **options):
+        plan = super().checked_plan(direction, device_ids, host_ids, **options)
+        return Plan(plan.source_ids[:-1], plan.target_ids[:-1])
+
+
+class Spills(Swapper):
+    """Moves a block that nobody named."""
+
+    def checked_plan(self, direction, device_ids, host_ids=None, **options):
+        plan = super().checked_plan(direction, device_ids, host_ids, **options)
+        return Plan([*plan.source_ids, 0], [*plan.target_ids, 0])
+
+
+class Tires(Swapper):
+    """Is right once, and wrong from then on."""
+
+    def checked_plan(self, direction, device_ids, host_ids=None, **options):
+        plan = super().checked_plan(direction, device_ids, host_ids, **options)
+        self.swaps = getattr(self, "swaps", 0) + 1
+        return plan if self.swaps == 1 else Plan([*plan.source_ids, 0], [*plan.target_ids, 0])
+
+
+class Fails(Swapper):
+    def submit(self, *arguments):
+        raise KVSwapDriverError("cuLaunchKernel", "CUDA_ERROR_PLANTED")
+
+
+class FailsLater(Swapper):
+    def submit(self, *arguments):
+        self.swaps = getattr(self, "swaps", 0) + 1
+        if self.swaps > 1:
+            raise KVSwapDriverError("cuLaunchKernel", "CUDA_ERROR_LATER")
+        return super().submit(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (Forgets, "wrong bytes"),
+        (Spills, "wrong bytes"),
+        (Tires, "after all repeats of all ways: wrong bytes"),
+        (Fails, "CUDA_ERROR_PLANTED"),
+        (FailsLater, "CUDA_ERROR_LATER"),
+    ],
+)
+def test_a_wrong_transport_has_a_fault_and_no_figures(monkeypatch, no_compiler, wrong, why):
+    monkeypatch.setattr(cell_ways, "swapper_by", lambda device, host, way: wrong(device, host))
+    report = measured(4)
+    assert not report.rows
+    assert len(report.faults) >= 4
+    for fault in report.faults:
+        assert why in fault.why
+        assert f"{fault.way} in {report.cells[fault.cell]}: {fault.why}" in report.table()
+
+
+def test_a_wrong_transport_leaves_the_others_their_figures(monkeypatch):
+    try:
+        c_loop.CLoop()
+    except c_loop.NoCompiler:
+        pytest.skip("there is no C compiler here, and so no other way")
+    monkeypatch.setattr(cell_ways, "swapper_by", lambda device, host, way: Spills(device, host))
+    report = measured(4)
+    assert ways_in(report) == {C_LOOP}
+    assert {fault.way for fault in report.faults} >= set(NAMES)
+
+
+def test_a_driver_that_fails_between_swaps_ends_the_run_and_keeps_what_was_measured(no_compiler):
+    driver = SimulatedDriver()
+    with driver.activate(0):
+        measure_matrix(driver, AXES, -1, 1)
+        set_up = driver.calls["cuMemcpy"]
+    driver = SimulatedDriver()
+    driver.fail("cuMemcpy", at=set_up + 30, times=None)
+    report = measured(20, driver=driver)
+    assert "cuMemcpy failed" in report.ended_by and report.ended_by in report.table()
+    assert report.rows and len(report.cells) < 20
+    driver = SimulatedDriver()
+    driver.fail("cuMemcpy", at=set_up, times=None)
+    with driver.activate(0), pytest.raises(KVSwapDriverError, match="cuMemcpy failed"):
+        measure_matrix(driver, AXES, 9, 1)
+
+
+def test_no_repeats_are_refused():
+    with pytest.raises(ValueError, match="repeats is 0; expected 1 or more"):
+        measure_matrix(SimulatedDriver(), AXES, 1, 0)
+
+
+# ---- ratios and verdicts, of made-up times ----
+
+CELL = Cell("out", 1 << 20, 10, 100, "1", "layer_major", "latency of 1 block")
+LINK = Link(10**9, out_s=0.02, in_s=0.04, both_s=0.05)
+
+
+def taken(*times_us: tuple[float, float, float]) -> list[Taken]:
+    return [Taken(*times) for times in times_us]
+
+
+def made_up(cell: Cell = CELL, link: Link = LINK) -> MatrixReport:
+    found = [
+        Measured(0, C_LOOP, "", None, taken((100, 1000, 40_000), (200, 2000, 50_000), (300, 3000, 90_000))),
+        Measured(0, "ring", "", None, taken((10, 4000, 25_000))),
+        Measured(0, AUTO, "ring", 20.0, taken((20, 1000, 20_000))),
+    ]
+    return MatrixReport(1.0, 60.0, 7, link, [cell], rows_of(found, [cell], link), [], [], {"a rule": 3}, 2, "")
+
+
+def test_each_row_has_its_ratio_to_the_link_of_its_direction_and_to_the_loop():
+    loop, ring, auto = made_up().rows
+    assert ring.gb_per_s == pytest.approx((1 << 20) * 1000 / 0.025 / 1e9)
+    assert ring.to_link == pytest.approx(ring.gb_per_s / 50)
+    assert (ring.to_c_loop, ring.landed_to_c_loop, ring.host_to_c_loop) == (2.0, 0.5, 20.0)
+    assert (loop.to_c_loop, loop.landed_to_c_loop, loop.host_to_c_loop) == (1.0, 1.0, 1.0)
+    assert (loop.device.median_us, loop.device.q1_us, loop.device.q3_us) == (50_000, 45_000, 70_000)
+    assert (auto.chosen, auto.expected_us) == ("ring", 20.0)
+    for direction, rate, moved in (("in", 25, 1), ("both", 40, 2)):
+        row = made_up(replace(CELL, direction=direction)).rows[1]
+        assert row.to_link == pytest.approx(moved * (1 << 20) * 1000 / 0.025 / 1e9 / rate)
+
+
+@pytest.mark.parametrize(
+    ("measure", "ratio"), [("link", "1.049"), ("c loop landed", "2.000"), ("c loop host", "10.000")]
+)
+def test_the_choice_is_held_to_the_bar_of_what_its_cell_shows(monkeypatch, measure, ratio):
+    for bar, word in ((float(ratio), "ok"), (float(ratio) + 0.1, "MISS")):
+        monkeypatch.setitem(must_show.JUDGED, CELL.must_show, Judged(measure, bar - 1e-3))
+        (line,) = [line for line in made_up().table().splitlines() if line.startswith(CELL.must_show)]
+        assert {ratio, f"{bar - 1e-3:.2f}", word} <= set(line.split())
+        assert "auto: ring" in line
+
+
+def test_verdicts():
+    assert [verdict(*pair) for pair in ((1.0, 1.0), (0.99, 1.0), (None, 1.0), (1.0, None))] == ["ok", "MISS", "-", "-"]
+
+
+# ---- the file ----
+
+
+def test_the_file_comes_back_as_it_was(no_compiler):
+    report = BenchReport("simulated", {"cpus": 2}, {"python": "3"}, {"any": [1, None]}, measured(3))
+    assert BenchReport.from_json(report.to_json()) == report
+    assert BenchReport.from_json(BenchReport("cuda", {}, {}).to_json()) == BenchReport("cuda", {}, {})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda plain: plain["matrix"].pop("link"), "the report.matrix has fields"),
+        (lambda plain: plain.update(colour="red"), "colour"),
+        (lambda plain: plain["matrix"]["rows"][1].update(cell="two"), r"the report.matrix.rows\[1\].cell is 'two'"),
+        (lambda plain: plain["matrix"]["rows"][0]["host"].update(min_us=None), r"host.min_us is None; expected float"),
+        (lambda plain: plain["matrix"]["cells"][0].update(run="3"), "expected one of '1', '2', '8', 'all', 'host'"),
+        (lambda plain: plain["matrix"].update(rows={}), "the report.matrix.rows is {}; expected a list"),
+        (lambda plain: plain["matrix"].update(left_out=[]), "expected an object"),
+        (lambda plain: plain.update(matrix=[]), "the report.matrix is \\[\\]; expected an object"),
+    ],
+)
+def test_a_file_that_is_not_one_is_refused_where_it_is_wrong(change, words):
+    plain = json.loads(BenchReport("cuda", {}, {}, matrix=made_up()).to_json())
+    change(plain)
+    with pytest.raises(ValueError, match=words):
+        BenchReport.from_json(json.dumps(plain))
+    assert asdict(made_up())["rows"], "the fixture itself is sound"
