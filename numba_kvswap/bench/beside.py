@@ -50,11 +50,15 @@ def measure_beside(driver: Driver, axes: Axes, name: WorkName, window_s: float) 
             placed = PlacedSwap(arena, cell)
             ways, wrong, absent = right_ways(placed, loop, streams[:1], favors=True)
             missing.update(absent.items())
-            found = _cell_rows(index, cell, link, ways, lambda: work_named(name, driver), window_s)
-            if ways and (fault := placed.fault()):
-                wrong |= {way.name: f"after all swaps of all ways: {fault}" for way in ways}
+            try:
+                found = _cell_rows(index, cell, link, ways, lambda: work_named(name, driver), window_s)
+                fault = placed.fault() if ways else ""
+            except Exception as error:  # a cell that fails must not take the others' figures along
+                found, fault = [], f"{type(error).__name__}: {error}"
+            if fault:
+                wrong |= {way.name: f"in the swaps of all ways: {fault}" for way in ways}
             faults += [Fault(index, way, why) for way, why in wrong.items()]
-            rows += [row for row in found if row.way not in wrong]
+            rows += [row for row in found if not fault]
     gaps = [Missing(way, why, count) for (way, why), count in missing.items()]
     return BesideReport(name, unit, window_s, link, cells, rows, faults, gaps)
 

@@ -48,19 +48,19 @@ class Work(Protocol):
 class QueuedWork:
     """Iterations put on a stream of their own by a thread of their own, an event after each.
 
-    `launch(stream)` puts one iteration there. An iteration's time is the device's, from the event before it to its
-    own. Raises KVSwapDriverError.
+    `launch(stream)` puts one iteration there; it is let go of, with what it holds, once the work has ended. An
+    iteration's time is the device's, from the event before it to its own. Raises KVSwapDriverError.
     """
 
-    def __init__(self, driver: Driver, unit: str, launch: Callable[[int], object], keeps: object = None) -> None:
+    def __init__(self, driver: Driver, unit: str, launch: Callable[[int], object]) -> None:
         self.unit = unit
-        self._driver, self._launch, self._keeps = driver, launch, keeps
+        self._driver, self._launch = driver, launch
         self._stop = False
         self._failure: BaseException | None = None
         self._launched = 0
         #: Seconds of the iterations that ended, in order.
         self._seconds: list[float] = []
-        self._thread = threading.Thread(target=self._feed, name=f"numba_kvswap {unit}", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def mark(self) -> int:
         """What is launched from now on counts: what was queued before may have run before."""
@@ -108,6 +108,7 @@ class QueuedWork:
             ) from self._failure
 
     def __enter__(self) -> QueuedWork:
+        self._thread = threading.Thread(target=self._feed, name=f"numba_kvswap {self.unit}", daemon=True)
         self._thread.start()
         return self
 
@@ -115,7 +116,13 @@ class QueuedWork:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._stop = True
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
+        self._thread, self._launch = None, _nothing
+
+
+def _nothing(_stream: int) -> None:
+    """In place of a launch that is over."""
 
 
 class PythonWork(BusyThread):
@@ -157,7 +164,6 @@ def copies_within(driver: Driver, size_bytes: int) -> QueuedWork:
         driver,
         f"a device-to-device copy of {size_bytes:,} bytes",
         lambda stream: memcpy_async(driver, target.address, source.address, size_bytes, stream),
-        keeps=(target, source),
     )
 
 
@@ -177,4 +183,4 @@ def _gemm(driver: Driver) -> QueuedWork:
         with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=a.device)):
             torch.matmul(a, b, out=product)
 
-    return QueuedWork(driver, f"a bf16 {_GEMM_SIDE}^3 torch.matmul", launch, keeps=(a, b, product))
+    return QueuedWork(driver, f"a bf16 {_GEMM_SIDE}^3 torch.matmul", launch)

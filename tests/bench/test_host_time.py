@@ -272,7 +272,7 @@ def test_nonsense_is_refused(engine, repeats):
 def test_the_whole_call_of_each_transport_is_timed_however_it_begins():
     report = host_time.bench("simulated", 1, calls=3)
     found = {(row.way, row.beside, row.begins) for row in report.calls}
-    ways = {f"{PYTHON}, {name}" for name in transports_here.NAMES}
+    ways = {f"{PYTHON}, {name}" for name in transports_here.NAMES if name not in report.why_missing}
     assert found >= {(way, beside, begins) for way in ways for beside in (ALONE, BUSY) for begins in BEGINNINGS}
     assert all(0 < row.p50_us <= row.p99_us and row.calls == 3 for row in report.calls)
     assert "right after a wait" in report.table()

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from itertools import count
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
-from numba_kvswap.bench import c_loop, cell_ways, matrix, must_show
+from numba_kvswap.bench import c_loop, cell_ways, matrix, must_show, transports_here
 from numba_kvswap.bench.bench_report import BenchReport
+from numba_kvswap.bench.beside import measure_beside
 from numba_kvswap.bench.cell_ways import Taken
 from numba_kvswap.bench.cells import SIMULATED_AXES, Cell, select
 from numba_kvswap.bench.matrix import measure_matrix
 from numba_kvswap.bench.matrix_report import MatrixReport, Measured, rows_of
 from numba_kvswap.bench.must_show import Judged, verdict
-from numba_kvswap.bench.transports_here import AUTO, NAMES
+from numba_kvswap.bench.transports_here import AUTO, AUTO_COMPUTE, NAMES
 from numba_kvswap.bench.ways import C_LOOP
 from numba_kvswap.driver import KVSwapDriverError, SimulatedDriver
 from numba_kvswap.link import Link, LinkProbe
@@ -83,7 +86,7 @@ def test_no_time_measures_no_cell(no_compiler):
 
 def test_every_way_has_a_row_in_every_cell():
     report = measured(10, repeats=3)
-    assert ways_in(report) >= set(NAMES)
+    assert ways_in(report) >= set(NAMES) - {one.way for one in report.missing}
     for way in ways_in(report):
         rows = [row for row in report.rows if row.way == way]
         left_out = sum(one.cells for one in report.missing if one.way == way)
@@ -171,6 +174,55 @@ def test_a_wrong_transport_leaves_the_others_their_figures(monkeypatch):
     report = measured(4)
     assert ways_in(report) == {C_LOOP}
     assert {fault.way for fault in report.faults} >= set(NAMES)
+
+
+class Chooses(Swapper):
+    """Takes the arguments, and answers the questions, of a Swapper with several transports."""
+
+    asked: ClassVar[list] = []
+
+    def __init__(self, device, host, *, transport="auto", favor="swap"):
+        super().__init__(device, host)
+        self.asked.append((transport, favor))
+
+    def why_not(self, name):
+        return "no kernels here" if name == "kernel" else ""
+
+    def explain(self, plan, direction):
+        return SimpleNamespace(chosen="ring", expected_s={"copies": 2.0, "ring": 1.5e-3, "kernel": 9.0})
+
+
+@pytest.fixture
+def several_transports(monkeypatch):
+    Chooses.asked.clear()
+    monkeypatch.setattr(transports_here, "CHOOSES", True)
+    monkeypatch.setattr(transports_here, "NAMES", ("copies", "kernel", "ring"))
+    monkeypatch.setattr(transports_here, "Swapper", Chooses)
+
+
+def test_every_transport_and_the_choice_are_measured_and_what_cannot_be_is_counted(several_transports, no_compiler):
+    report = measured(26, repeats=1, axes=SIMULATED_AXES)
+    assert ways_in(report) == {"copies", "ring", AUTO}
+    assert {(one.way, one.why, one.cells) for one in report.missing if one.way != C_LOOP} == {
+        ("kernel", "no kernels here", 26)
+    }
+    for row in report.rows:
+        assert (row.chosen, row.expected_us) == (("ring", 1500.0) if row.way == AUTO else ("", None))
+    assert set(Chooses.asked) == {("auto", "swap"), ("copies", "swap"), ("ring", "swap")}
+    table = report.table()
+    assert "missing   kernel in 26 cells: no kernels here" in table
+    assert sum("auto: ring" in line for line in table.splitlines()) == 26
+    wins = report._wins()
+    assert AUTO not in wins and sum(wins.values()) == 26
+
+
+def test_beside_work_the_choice_is_measured_for_either_favour(several_transports, no_compiler):
+    driver = SimulatedDriver()
+    with driver.activate(0):
+        report = measure_beside(driver, AXES, "python", 0.001)
+    assert {row.way for row in report.rows} == {"copies", "ring", AUTO, AUTO_COMPUTE}
+    assert ("auto", "compute") in Chooses.asked
+    assert {row.chosen for row in report.rows if row.way in (AUTO, AUTO_COMPUTE)} == {"ring"}
 
 
 def test_a_driver_that_fails_between_swaps_ends_the_run_and_keeps_what_was_measured(no_compiler):

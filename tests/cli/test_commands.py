@@ -119,12 +119,40 @@ def test_a_mistake_in_the_call_is_exit_status_2_in_words(arguments, words, capsy
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("text", "words"), [("{}", "the report has fields"), ("no json", "Expecting value")])
+def test_plot_of_something_else_is_exit_status_2_in_words(text, words, tmp_path, capsys):
+    file = tmp_path / "else.json"
+    file.write_text(text)
+    assert main(["plot", str(file)]) == 2
+    assert words in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("value", ["0", "-3", "x", "1.5"])
 def test_counts_are_whole_and_positive(value, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["check", "--examples", value])
     assert ended.value.code == 2
     assert "expected a whole number, 1 or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "x", "nan", "inf"])
+def test_minutes_are_above_0(value, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "--minutes", value])
+    assert ended.value.code == 2
+    assert "expected a number above 0" in capsys.readouterr().err
+
+
+def test_bench_beside_a_python_thread(tmp_path, capsys):
+    file = tmp_path / "beside.json"
+    few = ["--beside", "python", "--window", "0.01"]
+    assert main(["bench", "--engine", "simulated", *few, "--json", str(file)]) == 0
+    assert "slowdown" in capsys.readouterr().out
+    report = json.loads(file.read_text())
+    assert report["beside"]["work"] == "python"
+    assert report["matrix"] is None
+    assert main(["bench", "--engine", "simulated", "--beside", "gemm"]) == 2
+    assert "expected python" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(cuda_available(), reason="this machine has CUDA")
