@@ -1,1 +1,1 @@
-"""What planning and submitting a swap cost the host: ``python -m numba_kvswap bench``."""
+"""What swaps cost and reach, each figure beside what it is compared with: ``python -m numba_kvswap bench``."""

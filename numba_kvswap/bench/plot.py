@@ -135,7 +135,7 @@ def choice_map(matrix: MatrixReport) -> Any:
     frequent, and a dot. What was not measured is left open.
     """
     figure, panels = _panels(2, 2, "block bytes in one layer", "run length, blocks")
-    rows = [row for row in matrix.rows if row.way == AUTO]
+    rows = [row for row in matrix.rows if row.way == AUTO and matrix.cells[row.cell].direction in _DIRECTIONS]
     names = _ways([row.way for row in matrix.rows])  # for the colours of the other pictures
     names += [row.chosen for row in rows if row.chosen not in names]
     sizes = sorted({matrix.cells[row.cell].block_bytes for row in rows})

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from numba_kvswap.bench import c_loop, cell_ways, matrix, must_show, transports_here
+from numba_kvswap.bench import c_loop, cell_ways, matrix, must_show, transports_here, works
 from numba_kvswap.bench.bench_report import BenchReport
 from numba_kvswap.bench.beside import measure_beside
 from numba_kvswap.bench.cell_ways import Taken
@@ -20,7 +20,7 @@ from numba_kvswap.bench.matrix_report import MatrixReport, Measured, rows_of
 from numba_kvswap.bench.must_show import Judged, verdict
 from numba_kvswap.bench.transports_here import AUTO, AUTO_COMPUTE, NAMES
 from numba_kvswap.bench.ways import C_LOOP
-from numba_kvswap.driver import KVSwapDriverError, SimulatedDriver
+from numba_kvswap.driver import KVSwapDriverError, SimulatedDriver, cuda_driver, why_no_cuda
 from numba_kvswap.link import Link, LinkProbe
 from numba_kvswap.plan import Plan
 from numba_kvswap.swapper import Swapper
@@ -321,3 +321,26 @@ def test_a_file_that_is_not_one_is_refused_where_it_is_wrong(change, words):
     with pytest.raises(ValueError, match=words):
         BenchReport.from_json(json.dumps(plain))
     assert asdict(made_up())["rows"], "the fixture itself is sound"
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_every_way_moves_the_right_bytes():
+    if why_no_cuda():
+        pytest.skip(why_no_cuda())
+    driver, steps = cuda_driver(), count()
+    with driver.activate(0):
+        report = measure_matrix(driver, SIMULATED_AXES, 2 * 60 + 1, 1, clock=lambda: next(steps))
+    assert len(report.cells) == 60
+    assert not report.faults and not report.ended_by
+    assert ways_in(report) >= set(NAMES) - {one.way for one in report.missing}
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_work_beside_is_counted(monkeypatch):
+    if why_no_cuda():
+        pytest.skip(why_no_cuda())
+    monkeypatch.setattr(works, "_HBM_BYTES", 1 << 24)
+    with cuda_driver().activate(0):
+        report = measure_beside(cuda_driver(), AXES, "hbm", 0.02)
+    assert not report.faults
+    assert all(row.work_beside_s > 0 for row in report.rows)
