@@ -10,6 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 Ids = npt.NDArray[np.int64]
+#: What compiled loops take beside ids: counts and flags, and addresses and sizes.
+Integers = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
 
 #: No cache has that many blocks, and int64 holds every id below it.
 NO_BOUND = 1 << 63

@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_kvswap.ids import NO_BOUND, Ids, as_ids
-from numba_kvswap.plan_loops import extremes, merged_runs
+from numba_kvswap.plan_loops import planned, planned_briefly
 
 Sides = tuple[str, str]
+# So many pairs are planned in some 50 us, which is no reason to give up the GIL.
+_BRIEF_PAIRS_MAX = 4096
 
 
 class Plan:
@@ -30,6 +32,8 @@ class Plan:
         run_source, run_target, run_blocks: first source, first target and length of every run, by
             ascending target.
 
+    Also: `blocks`, those that move, one a target.
+
     Raises:
         TypeError: an id is not an integer (bool, float, None, ...), or the ids are not one-dimensional.
         ValueError: lists of different length.
@@ -42,9 +46,19 @@ class Plan:
     run_source: Ids
     run_target: Ids
     run_blocks: Ids
+    blocks: int
     _largest: tuple[int, int]
 
-    __slots__ = ("_largest", "run_blocks", "run_source", "run_target", "sides", "source_ids", "target_ids")
+    __slots__ = (
+        "_largest",
+        "blocks",
+        "run_blocks",
+        "run_source",
+        "run_target",
+        "sides",
+        "source_ids",
+        "target_ids",
+    )
 
     def __init__(
         self,
@@ -57,17 +71,30 @@ class Plan:
         source, target = as_ids(source_ids, sides[0]), as_ids(target_ids, sides[1])
         if source.size != target.size:
             raise ValueError(f"{source.size} {sides[0]} ids and {target.size} {sides[1]} ids; expected as many")
-        largest = (_largest(source, blocks[0], sides[0]), _largest(target, blocks[1], sides[1]))
-        self._fill(source, target, sides, largest)
+        if object in (source.dtype, target.dtype):  # an id beyond 63 bits, and so beyond any bound
+            _check_side(source, blocks[0], sides[0])
+            _check_side(target, blocks[1], sides[1])
+        self._fill(source, target, sides, blocks)
 
-    def _fill(self, source: Ids, target: Ids, sides: Sides, largest: tuple[int, int]) -> None:
-        runs = merged_runs(source, target)
-        for array in (source, target, *runs):
-            array.flags.writeable = False
-        values = (source, target, *runs, sides, largest)
-        names = ("source_ids", "target_ids", "run_source", "run_target", "run_blocks", "sides", "_largest")
-        for name, value in zip(names, values, strict=True):
-            object.__setattr__(self, name, value)
+    def _fill(self, source: Ids, target: Ids, sides: Sides, blocks: tuple[int, int]) -> None:
+        plan = planned_briefly if source.size <= _BRIEF_PAIRS_MAX else planned
+        facts, run_source, run_target, run_blocks = plan(source, target)
+        source_min, source_max, target_min, target_max, moved = facts.tolist()
+        if source_min < 0 or source_max >= blocks[0]:
+            _check_side(source, blocks[0], sides[0])
+        if target_min < 0 or target_max >= blocks[1]:
+            _check_side(target, blocks[1], sides[1])
+        for array in (source, target, run_source, run_target, run_blocks):
+            array.setflags(write=False)
+        put = object.__setattr__
+        put(self, "source_ids", source)
+        put(self, "target_ids", target)
+        put(self, "run_source", run_source)
+        put(self, "run_target", run_target)
+        put(self, "run_blocks", run_blocks)
+        put(self, "blocks", moved)
+        put(self, "sides", sides)
+        put(self, "_largest", (source_max, target_max))
 
     def __setattr__(self, name: str, value: object) -> None:
         # What a plan holds has been checked, and memory is written by it.
@@ -83,11 +110,6 @@ class Plan:
     def pairs(self) -> int:
         """Pairs as given, repeated targets counted."""
         return int(self.source_ids.size)
-
-    @property
-    def blocks(self) -> int:
-        """Blocks that move: one a target."""
-        return int(self.run_blocks.sum())
 
     @property
     def runs(self) -> int:
@@ -110,15 +132,15 @@ class Plan:
         become targets, and all receive it, as the pairs say.
         """
         back = Plan.__new__(Plan)
-        back._fill(self.target_ids, self.source_ids, self.sides[::-1], self._largest[::-1])
+        back._fill(self.target_ids, self.source_ids, self.sides[::-1], (NO_BOUND, NO_BOUND))
         return back
 
     def check_bounds(self, source_blocks: int, target_blocks: int) -> None:
         """IndexError, naming position, id, side and bound, where an id lies outside its side."""
         if self._largest[0] >= source_blocks:
-            _largest(self.source_ids, source_blocks, self.sides[0])
+            _check_side(self.source_ids, source_blocks, self.sides[0])
         if self._largest[1] >= target_blocks:
-            _largest(self.target_ids, target_blocks, self.sides[1])
+            _check_side(self.target_ids, target_blocks, self.sides[1])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
@@ -141,14 +163,13 @@ class Plan:
         return svg(self)
 
 
-def _largest(ids: npt.NDArray[Any], bound: int, side: str) -> int:
-    """The largest id, -1 where there are none; IndexError, naming one, unless all are 0 or more and below `bound`."""
-    smallest, largest = (min(ids), max(ids)) if ids.dtype == object else extremes(ids)
-    if smallest >= 0 and largest < bound:
-        return int(largest)
-    position = int(np.flatnonzero((ids < 0) | (ids >= bound))[0])
-    expected = f"0 <= id < {bound}" if bound < NO_BOUND else "0 or more, and less than its side has blocks"
-    raise IndexError(f"position {position}: {side} id {ids[position]}; expected {expected}")
+def _check_side(ids: npt.NDArray[Any], bound: int, side: str) -> None:
+    """IndexError, naming the first of them, where an id is negative or not below `bound`."""
+    outside = np.flatnonzero((ids < 0) | (ids >= bound))
+    if outside.size:
+        position = int(outside[0])
+        expected = f"0 <= id < {bound}" if bound < NO_BOUND else "0 or more, and less than its side has blocks"
+        raise IndexError(f"position {position}: {side} id {ids[position]}; expected {expected}")
 
 
 def _plan_again(source_ids: Ids, target_ids: Ids, sides: Sides) -> Plan:

@@ -5,26 +5,44 @@ from __future__ import annotations
 import numpy as np
 
 from numba_kvswap.ids import Ids
-from numba_kvswap.jit import compiled
+from numba_kvswap.jit import compiled, holding_the_gil
 
 _DIGIT_BITS = 11
 _DIGITS = 1 << _DIGIT_BITS
 
 
+#: What `planned` says of the pairs: smallest and largest source, smallest and largest target, blocks that move.
+SOURCE_MIN, SOURCE_MAX, TARGET_MIN, TARGET_MAX, BLOCKS = range(5)
+
+
 @compiled
-def extremes(ids: Ids) -> tuple[np.int64, np.int64]:
-    """Smallest and largest id; (0, -1) where there are none. One pass, where NumPy would make two slower ones."""
-    smallest, largest = np.int64(0), np.int64(-1)
+def planned(source_ids: Ids, target_ids: Ids) -> tuple[Ids, Ids, Ids, Ids]:
+    """The facts above, then what `merged_runs` returns; no runs where an id is negative. All of it in one call."""
+    facts = np.zeros(5, np.int64)
+    _extremes(source_ids, facts[SOURCE_MIN:TARGET_MIN])
+    _extremes(target_ids, facts[TARGET_MIN:BLOCKS])
+    if facts[SOURCE_MIN] < 0 or facts[TARGET_MIN] < 0:
+        none = np.empty(0, np.int64)
+        return facts, none, none, none
+    run_source, run_target, run_blocks = merged_runs(source_ids, target_ids)
+    for run in range(run_blocks.size):
+        facts[BLOCKS] += run_blocks[run]
+    return facts, run_source, run_target, run_blocks
+
+
+@compiled
+def _extremes(ids: Ids, found: Ids) -> None:
+    """Smallest and largest id; 0 and -1 where there are none."""
+    found[0], found[1] = 0, -1
     for i in range(ids.size):
-        smallest = min(smallest, ids[i])
-        largest = max(largest, ids[i])
-    return smallest, largest
+        found[0] = min(found[0], ids[i])
+        found[1] = max(found[1], ids[i])
 
 
 @compiled
 def merged_runs(source_ids: Ids, target_ids: Ids) -> tuple[Ids, Ids, Ids]:
     """(first source, first target, blocks) of every run, by ascending target. Ids are 0 or more."""
-    order = _order_by_target(target_ids)
+    order = order_of(target_ids)
     count = order.size
     run_source = np.empty(count, np.int64)
     run_target = np.empty(count, np.int64)
@@ -50,19 +68,19 @@ def merged_runs(source_ids: Ids, target_ids: Ids) -> tuple[Ids, Ids, Ids]:
 
 
 @compiled
-def _order_by_target(target_ids: Ids) -> Ids:
-    """Positions of the pairs by ascending target, equal ones in the order given: a stable radix sort.
+def order_of(ids: Ids) -> Ids:
+    """Positions of the ids, which are 0 or more, by ascending id, equal ones in the order given: a stable radix sort.
 
     Linear in the pairs for the block counts there are (two passes below four million blocks), where a
     comparison sort of 4,096 ids alone would take longer than the whole plan may.
     """
-    count = target_ids.size
+    count = ids.size
     order = np.arange(count)
     largest = np.int64(0)
     ascending = True
     for i in range(count):
-        largest = max(largest, target_ids[i])
-        if i > 0 and target_ids[i] < target_ids[i - 1]:
+        largest = max(largest, ids[i])
+        if i > 0 and ids[i] < ids[i - 1]:
             ascending = False
     if ascending:
         return order
@@ -72,16 +90,20 @@ def _order_by_target(target_ids: Ids) -> Ids:
     while shift < 63 and largest >> shift > 0:
         starts[:] = 0
         for i in range(count):
-            starts[(target_ids[i] >> shift) & (_DIGITS - 1)] += 1
+            starts[(ids[i] >> shift) & (_DIGITS - 1)] += 1
         total = 0
         for digit in range(_DIGITS):
             members = starts[digit]
             starts[digit] = total
             total += members
         for i in range(count):
-            digit = (target_ids[order[i]] >> shift) & (_DIGITS - 1)
+            digit = (ids[order[i]] >> shift) & (_DIGITS - 1)
             other[starts[digit]] = order[i]
             starts[digit] += 1
         order, other = other, order
         shift += _DIGIT_BITS
     return order
+
+
+planned_briefly = holding_the_gil(planned)
+order_of_briefly = holding_the_gil(order_of)
