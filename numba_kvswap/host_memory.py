@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from numba_kvswap.driver import Driver, KVSwapDriverError
-from numba_kvswap.driver.statuses import HOST_MEMORY_NOT_REGISTERED, NAMES
 from numba_kvswap.host_room import check_room, cpus_near, locked_memory_limit, memory_in_words
 from numba_kvswap.memory import DriverMemory, OwnedMemory
 
@@ -142,12 +141,7 @@ class PinnedPool(OwnedMemory):
 
     def _free(self) -> None:
         while self._registered:
-            try:
-                self.driver.host_unregister(self._registered[-1])
-            except KVSwapDriverError as error:
-                # Not registered: an interrupt came between the driver's work and our note of it.
-                if error.result_name != NAMES[HOST_MEMORY_NOT_REGISTERED]:
-                    raise
+            self.driver.unregister_if_registered(self._registered[-1])
             self._registered.pop()
         self._mapping.close()  # after the last piece: the device may write to what is registered
 

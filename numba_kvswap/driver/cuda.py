@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
+from time import perf_counter
 from types import ModuleType
 from typing import Any, Literal
 
@@ -18,13 +19,23 @@ __all__ = ["CudaDriver", "cuda_available", "cuda_driver", "why_no_cuda"]
 
 # The entry points' shapes have not changed since 12.0, and asking for a version pins the shape.
 ENTRY_POINT_VERSION = 12000
-# In the order that _pointer_info takes them: MEMORY_TYPE, IS_MANAGED, RANGE_START_ADDR, RANGE_SIZE, DEVICE_ORDINAL.
-_POINTER_ATTRIBUTES = (ctypes.c_int * 5)(2, 8, 11, 12, 9)
+# cuMemcpyBatchAsync came with 12.8, and in 13.0 lost a parameter: by this version it has one shape everywhere.
+BATCH_VERSION = 12080
+# In the order that _pointer_info takes them: MEMORY_TYPE, IS_MANAGED, RANGE_START_ADDR, RANGE_SIZE, DEVICE_ORDINAL,
+# DEVICE_POINTER, which is null where a kernel cannot reach the memory.
+_POINTER_ATTRIBUTES = (ctypes.c_int * 6)(2, 8, 11, 12, 9, 3)
 _GET_POINTER_ATTRIBUTES = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64
 )
 _MEMORY_KINDS: Mapping[int, Literal["host", "device", "managed"]] = {1: "host", 2: "device"}
 
+# Calls that never wait are made without giving up the GIL, which the bindings do: beside a busy thread each would cost
+# a switch interval, 5 ms, to get it back.
+_OF_ONE_HANDLE = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
+
+_AS_IT_IS = nullcontext()
+# What is due soon takes half of that.
+_SOON_S = 150e-6
 NO_CUDA_ADVICE = "SimulatedDevice runs everything without a GPU"
 
 
@@ -59,19 +70,26 @@ class CudaDriver(Driver):
     CuPy and Numba, so their streams, events and memory may be used here. Any thread may use it."""
 
     name = "cuda"
+    idle_events_max = 256
 
     def __init__(self, bindings: ModuleType) -> None:
         super().__init__()
         self._cuda = bindings
-        self._contexts: dict[int, Any] = {}
+        self._contexts: dict[int, int] = {}
         self._contexts_lock = threading.Lock()
         self._start()
         self.entry_points = EntryPoints(
             memcpy_async=self._address_of(b"cuMemcpyAsync"),
             memcpy_2d_async=self._address_of(b"cuMemcpy2DAsync"),
             event_record=self._address_of(b"cuEventRecord"),
+            stream_wait_event=self._address_of(b"cuStreamWaitEvent"),
+            launch_kernel=self._address_of(b"cuLaunchKernel"),
+            memcpy_batch_async=self._address_or_0(b"cuMemcpyBatchAsync", BATCH_VERSION),
         )
         self.pitch_bytes_max = self._smallest_pitch_bytes_max()
+        self._get_current_context = _OF_ONE_HANDLE(self._address_of(b"cuCtxGetCurrent"))
+        self._set_current_context = _OF_ONE_HANDLE(self._address_of(b"cuCtxSetCurrent"))
+        self._query_event = _OF_ONE_HANDLE(self._address_of(b"cuEventQuery"))
         self._get_pointer_attributes = _GET_POINTER_ATTRIBUTES(self._address_of(b"cuPointerGetAttributes"))
 
     # ---- facts ----
@@ -94,21 +112,27 @@ class CudaDriver(Driver):
         except ValueError:  # the bindings are older than the driver
             return f"CUresult {status}"
 
+    def compute_capability(self, device: int) -> tuple[int, int]:
+        return (
+            self._attribute("COMPUTE_CAPABILITY_MAJOR", device),
+            self._attribute("COMPUTE_CAPABILITY_MINOR", device),
+        )
+
     # ---- contexts ----
 
-    @contextmanager
-    def activate(self, device: int) -> Iterator[None]:
+    def activate(self, device: int) -> AbstractContextManager[None]:
         context = self._primary_context(device)
-        before = self._call("cuCtxGetCurrent")
-        if int(before) == int(context):
-            yield  # the common case, and each call into the driver is a chance to lose the GIL to a busy thread
-            return
-        self._call("cuCtxSetCurrent", context)
-        try:
-            yield
-        finally:
-            # Null too: a thread that came without a context leaves without one.
-            self._call("cuCtxSetCurrent", before)
+        current = self._get_current()
+        return _AS_IT_IS if current == context else _Switched(self, context)
+
+    def _get_current(self) -> int:
+        """The calling thread's current context, 0 where there is none."""
+        current = ctypes.c_void_p()
+        self._check("cuCtxGetCurrent", self._get_current_context(ctypes.addressof(current)))
+        return current.value or 0
+
+    def _set_current(self, context: int) -> None:
+        self._check("cuCtxSetCurrent", self._set_current_context(context))
 
     def current_device(self) -> int | None:
         status, device = self._cuda.cuCtxGetDevice()
@@ -158,10 +182,19 @@ class CudaDriver(Driver):
             # From pageable or pinned memory cuMemcpy may return before its last bytes have landed.
             self._call("cuStreamSynchronize", self._cuda.CUstream(0))
 
+    # ---- kernels ----
+
+    def load_kernel(self, image: bytes, symbol: str) -> int:
+        """The CUfunction of that name in compiled machine code, loaded for the current context and never unloaded."""
+        module = self._call("cuModuleLoadData", image)
+        return int(self._call("cuModuleGetFunction", module, symbol.encode()))
+
     # ---- streams ----
 
-    def stream_create(self) -> int:
-        return int(self._call("cuStreamCreate", self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING.value))
+    def stream_create(self, *, urgent: bool = False) -> int:
+        _least, greatest = self._call("cuCtxGetStreamPriorityRange") if urgent else (0, 0)
+        flags = self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+        return int(self._call("cuStreamCreateWithPriority", flags, int(greatest)))
 
     def stream_destroy(self, stream: int) -> None:
         self._call("cuStreamDestroy", self._cuda.CUstream(stream))
@@ -177,8 +210,10 @@ class CudaDriver(Driver):
 
     # ---- events ----
 
-    def event_create(self) -> int:
-        return int(self._call("cuEventCreate", self._cuda.CUevent_flags.CU_EVENT_DEFAULT.value))
+    def event_create(self, *, timed: bool = True) -> int:
+        flags = self._cuda.CUevent_flags
+        flag = flags.CU_EVENT_DEFAULT if timed else flags.CU_EVENT_DISABLE_TIMING
+        return int(self._call("cuEventCreate", flag.value))
 
     def event_destroy(self, event: int) -> None:
         self._call("cuEventDestroy", self._cuda.CUevent(event))
@@ -187,14 +222,20 @@ class CudaDriver(Driver):
         self._call("cuEventRecord", self._cuda.CUevent(event), self._cuda.CUstream(stream))
 
     def event_done(self, event: int) -> bool:
-        (status,) = self._cuda.cuEventQuery(self._cuda.CUevent(event))
+        status = self._query_event(event)
         if status == NOT_READY:
             return False
         self._check("cuEventQuery", status)
         return True
 
-    def event_synchronize(self, event: int) -> None:
-        self._call("cuEventSynchronize", self._cuda.CUevent(event))
+    def event_synchronize(self, event: int, *, soon: bool = False) -> None:
+        # Asking hears of the end some microseconds before the driver's own wait does, and a thread that gives up the
+        # GIL beside a busy one gets it back 5 ms later.
+        asked_until = perf_counter() + _SOON_S if soon else 0.0
+        while soon and not self.event_done(event):
+            soon = perf_counter() < asked_until
+        if not soon:
+            self._call("cuEventSynchronize", self._cuda.CUevent(event))
 
     def event_seconds(self, start: int, end: int) -> float:
         milliseconds = self._call("cuEventElapsedTime", self._cuda.CUevent(start), self._cuda.CUevent(end))
@@ -203,13 +244,13 @@ class CudaDriver(Driver):
     # ---- the steps that verbs share ----
 
     def _call(self, name: str, *arguments: object) -> Any:
-        """Call a driver function; its one result, None where it has none."""
+        """Call a driver function; its result, a list of them where there are several, None where there is none."""
         status, *results = getattr(self._cuda, name)(*arguments)
         self._check(name, status)
-        return results[0] if results else None
+        return results if len(results) > 1 else results[0] if results else None
 
     def _check(self, call: str, status: Any, advice: str = "") -> None:
-        if int(status) != 0:
+        if status != 0:
             raise KVSwapDriverError(call, self.result_name(int(status)), advice=advice)
 
     def _start(self) -> None:
@@ -224,6 +265,11 @@ class CudaDriver(Driver):
         if self.devices == 0:
             raise KVSwapDriverError("cuDeviceGetCount", "CUDA_ERROR_NO_DEVICE", advice=NO_CUDA_ADVICE)
 
+    def _address_or_0(self, symbol: bytes, version: int) -> int:
+        flags = self._cuda.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT.value
+        status, address, found = self._cuda.cuGetProcAddress(symbol, version, flags)
+        return int(address) if int(status) == int(found) == 0 else 0
+
     def _address_of(self, symbol: bytes) -> int:
         flags = self._cuda.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT.value
         status, address, found = self._cuda.cuGetProcAddress(symbol, ENTRY_POINT_VERSION, flags)
@@ -234,7 +280,7 @@ class CudaDriver(Driver):
             )
         return int(address)  # EntryPoints refuses null
 
-    def _primary_context(self, device: int) -> Any:
+    def _primary_context(self, device: int) -> int:
         # Retained once and never released: a release here could end a context that a framework still uses.
         known = self._contexts.get(device)
         if known is not None:  # without the lock, which a finalizer in the midst of the lines below could not take
@@ -242,7 +288,7 @@ class CudaDriver(Driver):
         with self._contexts_lock:
             if device not in self._contexts:
                 handle = self._call("cuDeviceGet", device)
-                self._contexts[device] = self._call("cuDevicePrimaryCtxRetain", handle)
+                self._contexts[device] = int(self._call("cuDevicePrimaryCtxRetain", handle))
             return self._contexts[device]
 
     def _attribute(self, name: str, ordinal: int) -> int:
@@ -254,8 +300,7 @@ class CudaDriver(Driver):
 
     def _describe_device(self, ordinal: int) -> dict[str, object]:
         device = self._call("cuDeviceGet", ordinal)
-        major = self._attribute("COMPUTE_CAPABILITY_MAJOR", ordinal)
-        minor = self._attribute("COMPUTE_CAPABILITY_MINOR", ordinal)
+        major, minor = self.compute_capability(ordinal)
         return {
             "device_name": _text(self._call("cuDeviceGetName", 128, device)),
             "memory_bytes": int(self._call("cuDeviceTotalMem", device)),
@@ -266,11 +311,30 @@ class CudaDriver(Driver):
         }
 
 
-def _pointer_info(memory_type: int, managed: int, start: int, size_bytes: int, device: int) -> PointerInfo:
+class _Switched(AbstractContextManager[None]):
+    """Within it another context is current. A class, not a generator: a swap goes through it more than once."""
+
+    __slots__ = ("_before", "_context", "_driver")
+
+    def __init__(self, driver: CudaDriver, context: int) -> None:
+        self._driver, self._context = driver, context
+
+    def __enter__(self) -> None:
+        # Null too: a thread that came without a context leaves without one.
+        self._before = self._driver._get_current()
+        self._driver._set_current(self._context)
+
+    def __exit__(self, *_error: object) -> None:
+        self._driver._set_current(self._before)
+
+
+def _pointer_info(
+    memory_type: int, managed: int, start: int, size_bytes: int, device: int, device_address: int
+) -> PointerInfo:
     kind = "managed" if managed else _MEMORY_KINDS.get(memory_type)
     if kind is None:
         return PointerInfo("unknown", 0, 0, -1)
-    return PointerInfo(kind, start, size_bytes, device)
+    return PointerInfo(kind, start, size_bytes, device, device_address)
 
 
 def _import_bindings() -> ModuleType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Hashable
 from typing import Protocol
 
 
@@ -36,19 +37,22 @@ class InFlight:
 
     def __init__(self) -> None:
         # By stream, since the work of one stream lands in order: looking at the oldest says enough.
-        self._by_stream: dict[int, deque[Pending]] = {}
+        self._by_stream: dict[Hashable, deque[Pending]] = {}
         self._unmarked: list[Pending] = []
         self._lock = threading.RLock()
 
-    def add(self, work: Pending, stream: int) -> None:
-        """Keep `work`, which is about to be put on `stream`; let go of what has landed there and elsewhere."""
+    def add(self, work: Pending, stream: Hashable) -> None:
+        """Keep `work`, which is about to be put on `stream`; let go of what has landed there and elsewhere.
+
+        stream: anything that tells one stream from another; a handle alone does not.
+        """
         with self._lock:
             self._by_stream.setdefault(stream, deque()).append(work)
             streams = list(self._by_stream)
         for each in streams:
             self.prune(each)
 
-    def prune(self, stream: int) -> None:
+    def prune(self, stream: Hashable) -> None:
         """Let go of what has landed on `stream`."""
         while True:
             queue = self._by_stream.get(stream, deque())

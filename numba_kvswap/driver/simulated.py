@@ -22,6 +22,7 @@ from numba_kvswap.driver.errors import KVSwapDriverError
 from numba_kvswap.driver.simulated_memory import Allocation, MemoryKind, MemoryMap
 from numba_kvswap.driver.simulated_schedule import Choices, Schedule, SimulatedHang
 from numba_kvswap.driver.simulated_work import (
+    Batch,
     Copy,
     Copy2D,
     Event,
@@ -38,6 +39,7 @@ __all__ = ["CALLS", "LEGACY_STREAM", "PER_THREAD_STREAM", "SimulatedDriver", "Si
 
 _T = TypeVar("_T", Stream, Event)
 
+_THREADS_MAX = 1024
 LEGACY_STREAM = 1  # CU_STREAM_LEGACY; the handle 0 means the same
 PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 
@@ -62,6 +64,7 @@ CALLS = (
     "cuMemcpy",
     "cuMemcpy2DAsync",
     "cuMemcpyAsync",
+    "cuMemcpyBatchAsync",
     "cuPointerGetAttributes",
     "cuStreamCreate",
     "cuStreamDestroy",
@@ -71,6 +74,13 @@ CALLS = (
 
 _MEMORY_HOST, _MEMORY_DEVICE, _MEMORY_UNIFIED = 1, 2, 4
 _MEMCPY_2D = ctypes.c_uint64 * 16  # CUDA_MEMCPY2D: every field is 8 bytes, or 4 and padding
+# CUmemcpyAttributes: source access order, two locations of a type and an id each, flags. The order is one of three.
+_BATCH_ATTRIBUTES = ctypes.c_uint32 * 6
+_ACCESS_ORDERS = (1, 2, 3)
+_WORD_BYTES = 8
+
+#: A kernel's stand-in: called with the parameters' values, the number of CUDA blocks and the threads in each.
+SimulatedKernel = Callable[[list[int], int, int], None]
 
 
 class _Refused(Exception):
@@ -109,6 +119,8 @@ class SimulatedDriver(Driver):
         memory_bytes_max: what a device, and the host, can hold; past it CUDA_ERROR_OUT_OF_MEMORY.
         hang_seconds: how long a synchronize that nothing can bring about waits for another thread to open
             a latch, before it raises SimulatedHang.
+        has_batch: whether it has cuMemcpyBatchAsync, which drivers before CUDA 12.8 have not.
+        ring_slot_bytes: what one of a ring's two slots holds; a short one turns often.
 
     Attributes:
         calls: how often each driver function was used, by its CUDA name, failed uses included.
@@ -131,8 +143,12 @@ class SimulatedDriver(Driver):
         pitch_bytes_max: int = 2**31 - 1,
         memory_bytes_max: int = 64 << 30,
         hang_seconds: float = 0.0,
+        has_batch: bool = True,
+        ring_slot_bytes: int = 1 << 20,
     ) -> None:
         super().__init__()
+        self.has_batch = has_batch
+        self.ring_slots, self.ring_slot_bytes = 2, ring_slot_bytes
         self.pitch_bytes_max = pitch_bytes_max
         self.memory_bytes_max = memory_bytes_max
         self.hang_seconds = hang_seconds
@@ -153,6 +169,7 @@ class SimulatedDriver(Driver):
         # Handles are never used twice, so that one kept too long is found out.
         self._stream_handles = count(0x51000000, 0x10)
         self._event_handles = count(0xE1000000, 0x10)
+        self._kernels: dict[int, tuple[SimulatedKernel, int]] = {}
         self._faults: dict[str, list[tuple[int, float, int]]] = {}
         self._remembered: BaseException | None = None
         self._discarded: deque[Callable[[], None]] = deque()
@@ -272,7 +289,7 @@ class SimulatedDriver(Driver):
             found = self._memory.find(address)
         if found is None:
             return PointerInfo("unknown", 0, 0, -1)
-        return PointerInfo(found.kind, found.start, found.bytes, found.device)
+        return PointerInfo(found.kind, found.start, found.bytes, found.device, address if found.mapped else 0)
 
     def allocation_at(self, address: int) -> Allocation:
         """The live allocation that holds `address`, with its bytes; ValueError where there is none."""
@@ -298,10 +315,32 @@ class SimulatedDriver(Driver):
                 self._put(copy)
                 self._schedule.finish(copy, self._wait_for_a_change)
 
+    # ---- kernels ----
+
+    def add_kernel(self, kernel: SimulatedKernel, parameters: int) -> int:
+        """A handle by which `kernel`, which takes so many parameters of 8 bytes, can be launched."""
+        with self._lock:
+            handle = 0xF1000000 + 0x10 * len(self._kernels)
+            self._kernels[handle] = (kernel, parameters)
+            return handle
+
+    def refuse_untouchable(self, address: int, size_bytes: int) -> None:
+        """KVSwapDriverError, as of a kernel's fault, unless live allocations that kernels reach hold the whole span."""
+        reached, end = address, address + size_bytes
+        while reached < end:
+            found = self._memory.find(reached)
+            if found is None or not found.mapped:
+                raise KVSwapDriverError(
+                    "cuLaunchKernel",
+                    self.result_name(statuses.ILLEGAL_ADDRESS),
+                    advice=f"the kernel touches {size_bytes} bytes at {address:#x}, not all of them live and mapped",
+                )
+            reached = found.end
+
     # ---- streams ----
 
-    def stream_create(self) -> int:
-        return self._create_stream(blocking=False)
+    def stream_create(self, *, urgent: bool = False) -> int:
+        return self._create_stream(blocking=False)  # no order is promised between urgent and other streams
 
     def stream_create_blocking(self) -> int:
         """A stream that is ordered with the legacy default stream, as CU_STREAM_DEFAULT makes them."""
@@ -326,11 +365,7 @@ class SimulatedDriver(Driver):
 
     def stream_wait_event(self, stream: int, event: int) -> None:
         with self._verb("cuStreamWaitEvent"):
-            record = self._known(self._events, event).record
-            wait = Wait(self._stream(stream))
-            if record is not None:
-                wait.come_after(record)
-                self._put(wait)
+            self._enqueue_wait(stream, event, 0)
 
     def launch(self, stream: int, function: Callable[[], object]) -> None:
         """Queue `function()`, a stand-in for a kernel. What it raises surfaces at the next synchronize.
@@ -356,7 +391,7 @@ class SimulatedDriver(Driver):
 
     # ---- events ----
 
-    def event_create(self) -> int:
+    def event_create(self, *, timed: bool = True) -> int:
         with self._verb("cuEventCreate"):
             event = Event(self._device())
             handle = next(self._event_handles)
@@ -380,7 +415,7 @@ class SimulatedDriver(Driver):
                 self._schedule.finish(record, self._wait_for_a_change, again=True)
             return record is None or record.done
 
-    def event_synchronize(self, event: int) -> None:
+    def event_synchronize(self, event: int, *, soon: bool = False) -> None:
         with self._verb("cuEventSynchronize"):
             record = self._known(self._events, event).record
             if record is not None:
@@ -478,6 +513,11 @@ class SimulatedDriver(Driver):
             memcpy_async=self._entry_point("cuMemcpyAsync", self._enqueue_copy, arguments=4),
             memcpy_2d_async=self._entry_point("cuMemcpy2DAsync", self._enqueue_copy_2d, arguments=2),
             event_record=self._entry_point("cuEventRecord", self._enqueue_record, arguments=2),
+            stream_wait_event=self._entry_point("cuStreamWaitEvent", self._enqueue_wait, arguments=3),
+            launch_kernel=self._entry_point("cuLaunchKernel", self._enqueue_launch, arguments=11),
+            memcpy_batch_async=self._entry_point("cuMemcpyBatchAsync", self._enqueue_batch, arguments=9)
+            if self.has_batch
+            else 0,
         )
 
     def _entry_point(self, call: str, enqueue: Callable[..., None], arguments: int) -> int:
@@ -523,6 +563,63 @@ class SimulatedDriver(Driver):
             source = self._side_2d("source", words[0:7], width, rows)
             target = self._side_2d("target", words[7:14], width, rows)
             self._put(Copy2D(queue, target, source, width, rows))
+
+    def _enqueue_batch(
+        self,
+        targets: int,
+        sources: int,
+        sizes: int,
+        count: int,
+        attributes: int,
+        first: int,
+        attribute_count: int,
+        failed: int,
+        stream: int,
+    ) -> None:
+        self._device()
+        queue = self._stream(stream)
+        if queue.handle == LEGACY_STREAM:
+            raise _Refused(statuses.INVALID_VALUE, "a batch came on the legacy default stream")
+        if not count or attribute_count != 1 or ctypes.c_uint64.from_address(first).value:
+            raise _Refused(statuses.INVALID_VALUE, f"{count} copies, {attribute_count} attributes; expected 1 for all")
+        order = _BATCH_ATTRIBUTES.from_address(attributes)[0]
+        if order not in _ACCESS_ORDERS:
+            raise _Refused(statuses.INVALID_VALUE, f"source access order {order}; expected 1, 2 or 3")
+        copies = []
+        for index in range(count):
+            target, source, size = (
+                ctypes.c_uint64.from_address(array + _WORD_BYTES * index).value for array in (targets, sources, sizes)
+            )
+            ctypes.c_uint64.from_address(failed).value = index
+            if not size:
+                raise _Refused(statuses.INVALID_VALUE, f"copy {index} of a batch has no bytes")
+            target_in, source_in = self._target_span(target, size), self._source_span(source, size)
+            copies.append(Copy(queue, target, target_in, source, source_in, size))
+        self._put(Batch(queue, copies, self._schedule.below))
+
+    def _enqueue_wait(self, stream: int, event: int, _flags: int) -> None:
+        record = self._known(self._events, event).record
+        wait = Wait(self._stream(stream))
+        if record is not None:
+            wait.come_after(record)
+            self._put(wait)
+
+    def _enqueue_launch(self, function: int, *words: int) -> None:
+        grid, block, stream, parameters = words[0:3], words[3:6], words[7], words[8]
+        self._device()
+        queue = self._stream(stream)
+        if function not in self._kernels:
+            raise _Refused(statuses.INVALID_HANDLE, f"no kernel has the handle {function:#x}")
+        blocks, threads = (sizes[0] * sizes[1] * sizes[2] for sizes in (grid, block))
+        if not blocks or not 0 < threads <= _THREADS_MAX:
+            raise _Refused(
+                statuses.INVALID_VALUE, f"{blocks} blocks of {threads} threads; expected 1 to {_THREADS_MAX}"
+            )
+        kernel, count = self._kernels[function]
+        places = (ctypes.c_uint64 * count).from_address(parameters)
+        # Read now, as CUDA does: the caller may change them once the launch has returned.
+        values = [ctypes.c_uint64.from_address(place).value for place in places]
+        self._put(Launch(queue, lambda: kernel(values, blocks, threads)))
 
     def _enqueue_record(self, event: int, stream: int) -> None:
         found = self._known(self._events, event)

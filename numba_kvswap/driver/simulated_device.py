@@ -31,6 +31,8 @@ class SimulatedDevice:
         pitch_bytes_max: int = 2**31 - 1,
         memory_bytes_max: int = 64 << 30,
         hang_seconds: float = 0.0,
+        has_batch: bool = True,
+        ring_slot_bytes: int = 1 << 20,
     ) -> None:
         self.driver = SimulatedDriver(
             seed,
@@ -39,6 +41,8 @@ class SimulatedDevice:
             pitch_bytes_max=pitch_bytes_max,
             memory_bytes_max=memory_bytes_max,
             hang_seconds=hang_seconds,
+            has_batch=has_batch,
+            ring_slot_bytes=ring_slot_bytes,
         )
 
     def device_array(
@@ -61,11 +65,15 @@ class SimulatedDevice:
             memory = _DeviceMemory(self, self.driver.device_alloc(max(layout.span_bytes, 1)))
         return SimulatedArray(memory, memory.start, layout)
 
-    def pinned_array(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> ArrayOfAny:
-        """A C-ordered NumPy array in pinned host memory, which is freed with the last view of it."""
+    def pinned_array(self, shape: int | Sequence[int], dtype: npt.DTypeLike, *, mapped: bool = True) -> ArrayOfAny:
+        """A C-ordered NumPy array in pinned host memory, which is freed with the last view of it.
+
+        mapped: whether kernels reach it.
+        """
         layout = _Layout(shape, dtype, None)
         with self.driver.activate(0):
             start = self.driver.host_alloc(max(layout.span_bytes, 1))
+        self.driver.allocation_at(start).mapped = mapped
         owner = _PinnedBytes(self.driver, start, layout.span_bytes)
         return np.asarray(owner).view(layout.dtype).reshape(layout.shape)
 

@@ -20,12 +20,12 @@ MemoryKind = Literal["device", "host"]
 
 
 class Allocation:
-    """One live or freed allocation. `memory` is a uint8 view of exactly its bytes.
+    """One live or freed allocation. `memory` is a uint8 view of exactly its bytes; kernels reach it where `mapped`.
 
     registered: the bytes are somebody else's, who keeps them mapped while it lives; they are never poisoned.
     """
 
-    __slots__ = ("alive", "bytes", "device", "end", "kind", "memory", "registered", "start")
+    __slots__ = ("alive", "bytes", "device", "end", "kind", "mapped", "memory", "registered", "start")
 
     def __init__(self, kind: MemoryKind, device: int, size_bytes: int, *, registered_at: int = 0) -> None:
         """New memory, or that at `registered_at`. Raises MemoryError where the machine has no such memory."""
@@ -38,7 +38,7 @@ class Allocation:
         self.bytes = size_bytes
         self.start: int = self.memory.ctypes.data
         self.end = self.start + size_bytes
-        self.alive = True
+        self.alive = self.mapped = True
         self._fill(NEW_BYTE)
 
     def retire(self) -> None:

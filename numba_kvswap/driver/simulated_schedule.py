@@ -74,6 +74,10 @@ class Schedule:
         #: True while an operation runs. What it calls must not start another.
         self.running = False
 
+    def below(self, count: int) -> int:
+        """A choice in [0, count), for an operation whose parts may run in any order."""
+        return self._choices.below(count)
+
     def put(self, operation: Operation) -> None:
         stream = operation.stream
         stream.queue.append(operation)

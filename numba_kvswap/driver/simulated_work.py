@@ -124,6 +124,27 @@ class Copy2D(Operation):
             source += self.source_pitch
 
 
+class Batch(Operation):
+    """Copies that CUDA may make in any order."""
+
+    __slots__ = ("below", "copies")
+
+    label = "batch of copies"
+
+    def __init__(self, stream: Stream, copies: list[Copy], below: Callable[[int], int]) -> None:
+        """below(n): a choice in [0, n)."""
+        super().__init__(stream)
+        self.copies = copies
+        self.below = below
+
+    def run(self) -> None:
+        copies, self.copies = self.copies, []
+        while copies:
+            at = self.below(len(copies))
+            copies[at], copies[-1] = copies[-1], copies[at]
+            copies.pop().run()
+
+
 class Record(Operation):
     __slots__ = ("seconds",)
 

@@ -47,7 +47,7 @@ def test_pointer_attributes_are_those_of_the_bindings():
     from numba_kvswap.driver import cuda
 
     attribute = pytest.importorskip("cuda.bindings.driver").CUpointer_attribute
-    names = ("MEMORY_TYPE", "IS_MANAGED", "RANGE_START_ADDR", "RANGE_SIZE", "DEVICE_ORDINAL")
+    names = ("MEMORY_TYPE", "IS_MANAGED", "RANGE_START_ADDR", "RANGE_SIZE", "DEVICE_ORDINAL", "DEVICE_POINTER")
     expected = [int(getattr(attribute, f"CU_POINTER_ATTRIBUTE_{name}")) for name in names]
     assert list(cuda._POINTER_ATTRIBUTES) == expected
 
@@ -120,15 +120,13 @@ class TestCuda:
 
     def test_pointer_info_of_device_memory_and_of_an_interior_address(self, driver, buffers):
         device, _, _ = buffers
-        expected = PointerInfo("device", device, MIB, 0)
-        assert driver.pointer_info(device) == expected
-        assert driver.pointer_info(device + MIB - 1) == expected
+        for address in (device, device + MIB - 1):
+            assert driver.pointer_info(address) == PointerInfo("device", device, MIB, 0, address)
 
     def test_pointer_info_of_pinned_memory_and_of_an_interior_address(self, driver, buffers):
         _, host, _ = buffers
-        expected = PointerInfo("host", host, MIB, 0)
-        assert driver.pointer_info(host) == expected
-        assert driver.pointer_info(host + 12345) == expected
+        for address in (host, host + 12345):
+            assert driver.pointer_info(address) == PointerInfo("host", host, MIB, 0, address)
 
     def test_pointer_info_of_registered_numpy_memory(self, driver):
         from cuda.bindings import driver as cuda
@@ -138,7 +136,7 @@ class TestCuda:
         (status,) = cuda.cuMemHostRegister(start, MIB, cuda.CU_MEMHOSTREGISTER_PORTABLE)
         assert status == 0
         try:
-            assert driver.pointer_info(start + 100) == PointerInfo("host", start, MIB, 0)
+            assert driver.pointer_info(start + 100) == PointerInfo("host", start, MIB, 0, start + 100)
         finally:
             cuda.cuMemHostUnregister(start)
         assert driver.pointer_info(start + 100) == UNKNOWN

@@ -424,8 +424,11 @@ def test_freed_memory_is_poisoned(bench):
 
 def test_pointer_info(bench):
     driver = bench.driver
-    assert driver.pointer_info(bench.device + 255) == PointerInfo("device", bench.device, 256, 0)
-    assert driver.pointer_info(bench.host) == PointerInfo("host", bench.host, 256, 0)
+    at = bench.device + 255
+    assert driver.pointer_info(at) == PointerInfo("device", bench.device, 256, 0, at)
+    assert driver.pointer_info(bench.host) == PointerInfo("host", bench.host, 256, 0, bench.host)
+    driver.allocation_at(bench.host).mapped = False
+    assert driver.pointer_info(bench.host) == PointerInfo("host", bench.host, 256, 0, 0)
     for address in (0, bench.device + 256, np.zeros(1).ctypes.data):
         assert driver.pointer_info(address) == PointerInfo("unknown", 0, 0, -1)
     driver.device_free(bench.device)
@@ -578,7 +581,7 @@ def test_an_exception_in_a_callback_comes_back_at_the_next_verb(bench, monkeypat
 # ---- faults on order ----
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("cuMemcpyAsync", "cuMemcpy2DAsync")])
+@pytest.mark.parametrize("name", [name for name in CALLS if not name.startswith("cuMemcpy") or name == "cuMemcpy"])
 def test_every_verb_can_be_told_to_fail(bench, name):
     driver = bench.driver
     stream, start, end = driver.stream_create(), driver.event_create(), driver.event_create()
