@@ -1,0 +1,120 @@
+"""The kernels as the simulated device runs them: the same body, compiled for the host, a lane after the other."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from numba_kvswap.driver import SimulatedDriver
+from numba_kvswap.ids import Words
+from numba_kvswap.kernels.body import LANES, PARAMETERS, ROW_WORDS, WIDTHS, Primitives, kernels
+
+
+def kernel_on(driver: SimulatedDriver, name: str) -> Callable[[list[int], int, int], None]:
+    """Kernel `name` of the ladder, for `SimulatedDriver.add_kernel`.
+
+    What it will touch is looked up among the live allocations first: a fault is an error here, as on a device.
+    """
+    run = _compiled()[name]
+
+    def kernel(values: list[int], blocks: int, threads: int) -> None:
+        _check_touched(driver, dict(zip(PARAMETERS, values, strict=True)))
+        run(np.array(values, np.uint64), np.uint64(blocks * threads // LANES))
+
+    return kernel
+
+
+def _check_touched(driver: SimulatedDriver, launch: dict[str, int]) -> None:
+    pairs = launch["pairs"]
+    if not pairs:
+        return
+    driver.refuse_untouchable(launch["layers_at"], 8 * ROW_WORDS * launch["layers"])
+    rows = _words_at(launch["layers_at"], ROW_WORDS * launch["layers"]).reshape(-1, ROW_WORDS).tolist()
+    for side, column in (("source", 0), ("target", 2)):
+        least, most = _id_range(driver, launch[f"{side}_ids_at"], launch[f"{side}_first"], pairs)
+        for row in rows:
+            address, stride, block_bytes = row[column] + launch[f"{side}_shift"], row[column + 1], row[4]
+            driver.refuse_untouchable(address + least * stride, (most - least) * stride + block_bytes)
+
+
+def _id_range(driver: SimulatedDriver, ids_at: int, first: int, pairs: int) -> tuple[int, int]:
+    if not ids_at:
+        return first, first + pairs - 1
+    driver.refuse_untouchable(ids_at, 8 * pairs)
+    ids = _words_at(ids_at, pairs)
+    return int(ids.min()), int(ids.max())
+
+
+def _words_at(address: int, count: int) -> Words:
+    words: Words = np.ctypeslib.as_array((ctypes.c_uint64 * count).from_address(address))
+    return words
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> dict[str, Callable[[Words, np.uint64], None]]:
+    primitives = Primitives(
+        load_word=_load_word,
+        copy={width: _copies(width, 1) for width in WIDTHS},
+        copy_4={width: _copies(width, 4) for width in WIDTHS},
+    )
+    return {name: _over_all_lanes(move) for name, move in kernels(njit, primitives).items()}
+
+
+def _over_all_lanes(move: Any) -> Any:
+    lanes = np.uint64(LANES)
+
+    @njit  # type: ignore[untyped-decorator]
+    def run(p: Words, workers: np.uint64) -> None:
+        for worker in range(workers):
+            for lane in range(lanes):
+                where = (np.uint64(worker), workers, np.uint64(lane), lanes)
+                move(p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10], *where)
+
+    return run
+
+
+def _pointer(builder: Any, address: Any, width: int) -> Any:
+    return builder.inttoptr(address, ir.IntType(8 * width).as_pointer())
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _load_word(_typing: Any, address: Any) -> Any:
+    return types.uint64(types.uint64), lambda _context, builder, _signature, args: builder.load(
+        _pointer(builder, args[0], 8), align=8
+    )
+
+
+def _copies(width: int, count: int) -> Any:
+    """See `Primitives`. Words are loaded and stored unaligned: a wrong width then moves wrong bytes and no more."""
+
+    def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        target, source = args[:2]
+        places = [(target, source)]
+        for _ in range(1, count):
+            target, source = (builder.add(address, args[2]) for address in (target, source))
+            places.append((target, source))
+        words = [builder.load(_pointer(builder, source, width), align=1) for _, source in places]
+        for word, (target, _) in zip(words, places, strict=True):
+            builder.store(word, _pointer(builder, target, width), align=1)
+        return context.get_dummy_value()
+
+    if count == 1:
+
+        @intrinsic  # type: ignore[untyped-decorator]
+        def copy(_typing: Any, target: Any, source: Any) -> Any:
+            return types.void(types.uint64, types.uint64), emit
+
+        return copy
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def copy_several(_typing: Any, target: Any, source: Any, step: Any) -> Any:
+        return types.void(types.uint64, types.uint64, types.uint64), emit
+
+    return copy_several
