@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Literal, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from numba_kvswap.caches import DeviceCache, HostCache
-from numba_kvswap.ids import Ids
-from numba_kvswap.layers import Layer, Places, check_pinned_memory, check_same_layers, check_writable
+from numba_kvswap.ids import Ids, Words
+from numba_kvswap.layers import (
+    Layer,
+    Places,
+    check_pinned_memory,
+    check_same_layers,
+    check_writable,
+    overlapping_layers,
+)
 from numba_kvswap.plan import Plan
 
 Direction = Literal["out", "in"]
-Words = npt.NDArray[np.uint64]
+_T = TypeVar("_T")
+# In place of the address of a layer without blocks, to which nobody will go.
+_NOWHERE = 1
 
 
 @dataclass(frozen=True)
@@ -45,21 +56,64 @@ class CachePair:
             host_places = check_pinned_memory(host_cache.layers, self.driver, host_cache.pieces)
         #: What keeps the memory of both caches alive.
         self.owners = tuple(layer.owner for cache in (device_cache, host_cache) for layer in cache.layers)
+        self._prepared: dict[object, object] = {}
+        self._host_places = host_places
         self.groups = self._grouped(host_places)
         cuts = {block for places in host_places for _, block in places[1:]}
         #: Host blocks, ascending, before which another registration begins in some layer. No copy may hold blocks on
         #: both sides of one: `runs` sees to it. Only pools of more than one registration have any.
         self.host_cuts = np.array(sorted(cuts), np.int64)
 
-    @property
+    @cached_property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers."""
         return self.device_cache.block_bytes
 
+    @cached_property
+    def _all_writable(self) -> dict[Direction, bool]:
+        return {
+            "out": all(layer.writable for layer in self.host_cache.layers),
+            "in": all(layer.writable for layer in self.device_cache.layers),
+        }
+
+    def prepared(self, key: object, prepare: Callable[[], _T]) -> _T:
+        """What `prepare` returned when this pair was first asked for `key`: what a transport works out once a pair."""
+        if key not in self._prepared:
+            self._prepared[key] = prepare()
+        return cast(_T, self._prepared[key])
+
+    @cached_property
+    def mapped_addresses(self) -> tuple[int, ...]:
+        """By which a kernel reaches each host layer, whole; 0 where it does not.
+
+        Of several registrations only where device and host addresses run alike, as they do on 64-bit Linux.
+        """
+        with self.driver.activate(self.device_cache.device):
+            pairs = zip(self.host_cache.layers, self._host_places, strict=True)
+            return tuple(self._mapped_address(layer, places) for layer, places in pairs)
+
+    def _mapped_address(self, layer: Layer, places: Places) -> int:
+        if not layer.blocks:
+            return _NOWHERE
+        starts = (layer.address, *(start for start, _ in places[1:]))
+        mapped = [self.driver.pointer_info(start).device_address for start in starts]
+        alike = {address - start for address, start in zip(mapped, starts, strict=True)}
+        return mapped[0] if all(mapped) and len(alike) == 1 else 0
+
+    @cached_property
+    def why_ordered(self) -> str:
+        """Why its layers must be copied one after the other, "" where they need not: they may share bytes."""
+        for layers in (self.device_cache.layers, self.host_cache.layers):
+            one, other = overlapping_layers(layers)
+            if one:
+                return f"{one} and {other} may share bytes, so that the order of their copies matters"
+        return ""
+
     def check_target(self, direction: Direction) -> None:
         """ValueError where a layer that would be written is read-only; also where the host pool is closed."""
         self.host_cache.check_open()
-        check_writable(self.host_cache.layers if direction == "out" else self.device_cache.layers)
+        if not self._all_writable[direction]:
+            check_writable(self.host_cache.layers if direction == "out" else self.device_cache.layers)
 
     def runs(self, plan: Plan, direction: Direction) -> tuple[Ids, Ids, Ids]:
         """The plan's source, target and blocks of each run, cut so that no run crosses one of `host_cuts`."""

@@ -68,11 +68,13 @@ class DeviceCache:
         blocks = _checked_blocks(blocks)
         if fault := name_fault(dtype):
             raise TypeError(f"dtype is {dtype!r}, which {fault}; expected the name of a whole-byte dtype")
-        for index, size in enumerate(block_bytes):
-            if check_integer(size, f"block_bytes[{index}]") < 1:
+        # Python's integers: NumPy's would overflow where a layer's bytes are counted.
+        sizes = [check_integer(size, f"block_bytes[{index}]") for index, size in enumerate(block_bytes)]
+        for index, size in enumerate(sizes):
+            if size < 1:
                 raise ValueError(f"block_bytes[{index}] is {size}; expected 1 or more")
         layers: list[Layer] = []
-        for size in block_bytes:
+        for size in sizes:
             memory = DriverMemory(driver, device, blocks * size, "device")
             name = f"device layer {len(layers)}"
             layers.append(Layer(memory.address, blocks, size, size, dtype, owner=memory, name=name))

@@ -176,6 +176,8 @@ def stream_handle(stream: object, driver: Driver) -> int:
     """
     if stream is None:
         return 0
+    if type(stream) is int and 0 <= stream < 1 << 64:  # the common case, in every swap
+        return stream
     if isinstance(stream, SimulatedStream) and stream.driver is not driver:
         raise ValueError(f"{stream!r} is a stream of another driver; expected one of the device that holds the cache")
     protocol = getattr(stream, "__cuda_stream__", None)

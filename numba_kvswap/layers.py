@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -209,6 +210,41 @@ def _pinned_places(layer: Layer, driver: Driver, pieces: Collection[int]) -> Pla
         info = following
         places.append((info.start, -(-found // layer.block_stride_bytes)))  # a pool is cut between blocks
     return tuple(places)
+
+
+def overlapping_layers(layers: Sequence[Layer]) -> tuple[str, str]:
+    """Names of two layers that share bytes, or whose strides differ so that they may; two empty ones where none do.
+
+    Layers may lie within each other's stretches, as those of a block-major pool do: at one stride, each at a place of
+    its own.
+    """
+    entwined: list[Layer] = []
+    end = 0
+    for layer in sorted((layer for layer in layers if layer.blocks), key=lambda layer: layer.address):
+        if layer.address >= end:
+            if found := _sharing(entwined):
+                return found
+            entwined = []
+        entwined.append(layer)
+        end = max(end, layer.address + layer.extent_bytes)
+    return _sharing(entwined) or ("", "")
+
+
+def _sharing(entwined: list[Layer]) -> tuple[str, str] | None:
+    """Of layers whose stretches overlap, two that share bytes, were there as many blocks as it takes."""
+    if len(entwined) < 2:
+        return None
+    first = entwined[0]
+    for other in entwined:
+        if other.block_stride_bytes != first.block_stride_bytes:
+            return first.name, other.name
+    stride = first.block_stride_bytes
+    others = [((layer.address - first.address) % stride, layer) for layer in entwined[1:]]
+    places = [(0, first), *sorted(others, key=lambda place: place[0]), (stride, first)]
+    for (at, one), (next_at, other) in pairwise(places):
+        if at + one.block_bytes > next_at:
+            return one.name, other.name
+    return None
 
 
 def _kind_in_words(info: PointerInfo) -> str:

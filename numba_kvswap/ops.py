@@ -28,6 +28,8 @@ def swap_cache_all_layers(
     swap_block_ids_cpu: Iterable[Any],
     rank: int,
     mode: int,
+    *,
+    transport: str = "auto",
 ) -> None:
     """Move block pairs between a GPU cache and pinned host memory, in every layer; return when they have landed.
 
@@ -63,7 +65,7 @@ def swap_cache_all_layers(
     tensors = list(cache_gpu_tensors)
     device_cache = _gpu_cache(tensors, rank)
     host_cache = _cpu_cache(cache_cpu_ptrs, device_cache, bound)
-    swapper = Swapper(device_cache, host_cache)
+    swapper = Swapper(device_cache, host_cache, transport=transport)
     direction: Direction = "out" if mode == 0 else "in"
     plan = swapper.checked_plan(direction, swap_block_ids_gpu, swap_block_ids_cpu, sides=("gpu", "cpu"))
     stream = _joined_stream(tensors, device_cache.driver, rank)

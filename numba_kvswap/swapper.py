@@ -7,10 +7,14 @@ from typing import Any, TypeVar
 
 from numba_kvswap.cache_pair import CachePair, Direction
 from numba_kvswap.caches import DeviceCache, HostCache
+from numba_kvswap.choice import Chooser, Explanation, Favor
+from numba_kvswap.device_tools import device_tools
+from numba_kvswap.driver import KVSwapDriverError
 from numba_kvswap.interop import stream_handle
 from numba_kvswap.plan import Plan
 from numba_kvswap.transfer import Transfer
-from numba_kvswap.transports import copies
+from numba_kvswap.transports import Job
+from numba_kvswap.transports.named import TRANSPORTS, Transport, transport_named
 
 _T = TypeVar("_T")
 
@@ -21,12 +25,31 @@ class Swapper:
     ``Swapper(device_cache, host_cache)``; a list of layer arrays may stand for either cache. All that can be
     checked without ids is checked here, once.
 
+    transport: how bytes travel: "copies", "batch", "kernel", "ring", or "auto", whichever is expected to be done first
+        with a plan (see `explain`). On a machine's first use "auto" measures what they cost there, for some 2 s and
+        with 256 MiB a side for the time being, and keeps that on disk.
+    favor: what "auto" looks at: "swap", the swap's own time alone; "compute" also leaves out what would slow down
+        other kernels much.
+
+    The ring takes 128 MiB of device memory a way, once a process; measuring makes both. All else on the device is
+    tables: 48 bytes a layer, and for each swap under way up to 32 bytes a pair of ids, at least 32 KiB, kept for later
+    swaps. A swap by the ring also waits for the swaps of that way that were put on the ring before it, whatever their
+    streams.
+
     Raises:
-        ValueError: layer counts, dtypes or block bytes that differ; host memory that is not pinned.
+        ValueError: layer counts, dtypes or block bytes that differ; host memory that is not pinned; a transport that is
+            not known, or cannot move these caches.
         TypeError, ValueError: arrays that `DeviceCache` or `HostCache` would refuse.
     """
 
-    def __init__(self, device_cache: DeviceCache | Sequence[Any], host_cache: HostCache | Sequence[Any]) -> None:
+    def __init__(
+        self,
+        device_cache: DeviceCache | Sequence[Any],
+        host_cache: HostCache | Sequence[Any],
+        *,
+        transport: str = "auto",
+        favor: Favor = "swap",
+    ) -> None:
         if isinstance(device_cache, HostCache) or isinstance(host_cache, DeviceCache):
             raise TypeError(
                 f"came {type(device_cache).__name__}, {type(host_cache).__name__}; expected the device's cache first"
@@ -34,6 +57,16 @@ class Swapper:
         device = device_cache if isinstance(device_cache, DeviceCache) else DeviceCache(device_cache)
         host = host_cache if isinstance(host_cache, HostCache) else HostCache(host_cache)
         self.pair = CachePair(device, host)
+        self._chooser: Chooser | None = None
+        if favor not in ("swap", "compute"):
+            raise ValueError(f"favor is {favor!r}; expected 'swap' or 'compute'")
+        self._transport, self._favor = transport, favor
+        with self.pair.driver.activate(device.device):
+            self._traffic = device_tools(self.pair.driver, device.device).traffic
+            if transport == "auto":
+                self._chooser = Chooser(self.pair, favor)
+            elif why_not := transport_named(transport).why_not(self.pair):
+                raise ValueError(f"transport is {transport!r}, which cannot move these caches: {why_not}")
 
     @property
     def device_cache(self) -> DeviceCache:
@@ -42,6 +75,23 @@ class Swapper:
     @property
     def host_cache(self) -> HostCache:
         return self.pair.host_cache
+
+    def why_not(self, transport: str) -> str:
+        """Why a transport cannot move blocks between these caches, "" where it can. ValueError for an unknown name."""
+        if transport == "auto":
+            return ""
+        with self.pair.driver.activate(self.device_cache.device):
+            return transport_named(transport).why_not(self.pair)
+
+    def explain(self, plan: Plan, direction: Direction = "out", *, both_ways: bool = False) -> Explanation:
+        """What each transport is expected to take for a plan, and which one "auto" chooses: a table, as text.
+
+        Also for a Swapper with a transport of its own; it then measures, where nothing has yet. both_ways: while swaps
+        go the other way at the same time, which "auto" takes into account by itself.
+        """
+        with self.pair.driver.activate(self.device_cache.device):
+            chooser = self._chooser or Chooser(self.pair, self._favor)
+            return chooser.explain(plan, direction, both_ways=both_ways)
 
     def swap_out(
         self, device_ids: Iterable[Any] | Plan, host_ids: Iterable[Any] | None = None, stream: object = None
@@ -101,14 +151,18 @@ class Swapper:
         since, and KVSwapDriverError."""
         pair, handle = self.pair, stream_handle(stream, self.pair.driver)
         with pair.driver.activate(pair.device_cache.device):
-            transfer = Transfer(plan, pair, direction, handle)
+            name, transport = self._ready_transport(plan, direction, handle)
+            transfer = Transfer(plan, pair, direction, handle, name)
             try:
                 with transfer.submitting:
                     # Known before it is submitted, so that a close in another thread waits for it, or is seen here.
-                    pair.driver.in_flight.add(transfer, handle)
+                    pair.driver.in_flight.add(transfer, transfer.queue)
+                    self._traffic.add(transfer)  # within, or whoever looks would take it for landed
                     pair.host_cache.check_open()
                     transfer.marker = "stream"  # should the next line be interrupted, who knows what it has put there
-                    submission = copies.submit(plan, pair, direction, handle, transfer.start, transfer.end)
+                    submission = transport.submit(
+                        Job(plan, pair, direction, handle, transfer.start, transfer.end, transfer.keep)
+                    )
                     transfer.marker = submission.marker
             finally:
                 if transfer.marker == "stream":
@@ -119,6 +173,21 @@ class Swapper:
             finally:
                 del submission, transfer, pair  # or the error's traceback holds them, and they it
         return transfer
+
+    def _ready_transport(self, plan: Plan, direction: Direction, stream: int) -> tuple[str, Transport]:
+        """The transport for a plan, with all it needs made. "auto" does without one whose memory is not to be had."""
+        while True:
+            name = self._transport
+            if self._chooser is not None:
+                name = self._chooser.choose(plan, direction, both_ways=self._traffic.both_ways(direction, stream))
+            transport = TRANSPORTS[name]
+            try:
+                transport.make_ready(self.pair, direction)
+            except KVSwapDriverError as error:
+                if self._chooser is None or not self._chooser.exclude(name, str(error)):
+                    raise
+            else:
+                return name, transport
 
     def __repr__(self) -> str:
         return f"Swapper({self.device_cache!r}, {self.host_cache!r})"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
 
 from numba_kvswap.cache_pair import CachePair, Direction
 from numba_kvswap.driver import KVSwapDriverError, SimulatedHang
-from numba_kvswap.events import Event
+from numba_kvswap.events import PooledEvent
 from numba_kvswap.interop import stream_handle
 from numba_kvswap.plan import Plan
 from numba_kvswap.transports import Marker
 
+PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 # The calls by which a transfer asks the driver, as opposed to the work it asks about.
 _QUESTIONS = ("cuCtx", "cuEvent", "cuStream")
+# What a link carries in some 80 us.
+_SOON_BYTES = 4 << 20
 
 
 class Transfer:
@@ -25,20 +27,28 @@ class Transfer:
 
     Attributes:
         bytes: what moves, over all layers. blocks, runs: of the plan. direction: "out" or "in".
+        transport: the name of the one that moves it. stream: the handle of the stream it is on.
     """
 
-    def __init__(self, plan: Plan, pair: CachePair, direction: Direction, stream: int) -> None:
-        self.direction = direction
+    def __init__(self, plan: Plan, pair: CachePair, direction: Direction, stream: int, transport: str) -> None:
+        self.direction, self.transport = direction, transport
         self.blocks, self.runs = plan.blocks, plan.runs
         self.bytes = plan.blocks * pair.block_bytes
-        self.start, self.end = Event(pair.driver), Event(pair.driver)
-        self._driver, self._device, self._stream = pair.driver, pair.device_cache.device, stream
+        self._driver, self._device, self.stream = pair.driver, pair.device_cache.device, stream
+        #: Work of one queue lands in order. A handle may name several: each thread's own, each device's legacy one.
+        self.queue = (self._device, stream, threading.get_ident() if stream == PER_THREAD_STREAM else 0)
+        self.start = PooledEvent(self._driver, self._device)
+        self.end = PooledEvent(self._driver, self._device)
         self._owners: tuple[object, ...] = pair.owners
         self._failure: Exception | None = None
         self._submitter = threading.get_ident()
         #: Held while it is put on its stream. What `marker` says counts once it is released.
         self.submitting = threading.Lock()
         self.marker: Marker = "nothing"
+
+    def keep(self, needed: object) -> None:
+        """Keep what the running copies need, until they have landed."""
+        self._owners += (needed,)
 
     @property
     def unmarked(self) -> bool:
@@ -49,7 +59,7 @@ class Transfer:
         """After a submission that ended without its event: record it now, or else wait. From the same thread."""
         try:
             with self._driver.activate(self._device):
-                self.end.record(self._stream)
+                self.end.record(self.stream)
             self.marker = "event"
         except KVSwapDriverError:
             self.settle()
@@ -58,7 +68,7 @@ class Transfer:
         """Whether every byte has landed; never waits."""
         landed = self._query()
         if landed:
-            self._driver.in_flight.prune(self._stream)
+            self._driver.in_flight.prune(self.queue)
         self._raise_failure()
         return landed
 
@@ -114,9 +124,13 @@ class Transfer:
         if self.submitting.locked() or self.marker == "stream":
             return False
         if self.marker == "event":
-            with self._keeping_failures(), self._driver.activate(self._device):
-                if not self.end.done():
-                    return False
+            try:
+                with self._driver.activate(self._device):
+                    if not self.end.done():
+                        return False
+            except Exception as error:
+                self._keep_failure(error)
+                raise
         self._owners = ()
         return True
 
@@ -124,15 +138,19 @@ class Transfer:
         if not self._owners:
             return
         self._wait_for_submission()
-        with self._keeping_failures(), self._driver.activate(self._device):
-            if self.marker == "event":
-                self.end.synchronize()
-            elif self.marker == "stream":
-                # Not the stream: its handle may mean another by now, or, as the per-thread one, in this thread.
-                self._driver.synchronize()
-                self.marker = "nothing"
+        try:
+            with self._driver.activate(self._device):
+                if self.marker == "event":
+                    self.end.synchronize(soon=self.bytes <= _SOON_BYTES)
+                elif self.marker == "stream":
+                    # Not the stream: its handle may mean another by now, or, as the per-thread one, in this thread.
+                    self._driver.synchronize()
+                    self.marker = "nothing"
+        except Exception as error:
+            self._keep_failure(error)
+            raise
         self._owners = ()
-        self._driver.in_flight.prune(self._stream)
+        self._driver.in_flight.prune(self.queue)
 
     def _wait_for_submission(self) -> None:
         if self.submitting.locked() and self._submitter == threading.get_ident():
@@ -140,22 +158,32 @@ class Transfer:
         with self.submitting:
             pass
 
-    @contextlib.contextmanager
-    def _keeping_failures(self) -> Iterator[None]:
-        """Raise, and keep what failed on the device: whoever asks first is told, and that may not be the owner.
+    def _keep_failure(self, error: Exception) -> None:
+        """Keep what failed on the device: whoever asks first is told, and that may not be the owner.
 
         Work that failed runs no more, so the memory may go. A failing question is another matter: it is for whoever
         asked, the next one may be answered, and until then nobody knows.
         """
+        is_driver_error = isinstance(error, KVSwapDriverError)
+        is_question = isinstance(error, KVSwapDriverError) and error.call.startswith(_QUESTIONS)
+        if is_question or isinstance(error, SimulatedHang) or not (is_driver_error or self._fails_with(error)):
+            return
+        self._failure = self._failure or error
+        self._owners = ()
+
+    def _fails_with(self, error: Exception) -> bool:
+        """Whether it is the work that failed with `error`: it does so again when asked again.
+
+        What a signal handler raised in the midst of a wait says nothing of the work, which may still run.
+        """
+        if self.marker != "event":
+            return False
         try:
-            yield
-        except SimulatedHang:
-            raise
-        except Exception as error:
-            if not (isinstance(error, KVSwapDriverError) and error.call.startswith(_QUESTIONS)):
-                self._failure = self._failure or error
-                self._owners = ()
-            raise
+            with self._driver.activate(self._device):
+                self.end.done()
+        except Exception as again:
+            return again is error
+        return False
 
     def uses(self, memory: object) -> bool:
         return any(owner is memory for owner in self._owners)
@@ -174,4 +202,7 @@ class Transfer:
                 state = f"done in {self.seconds * 1e3:.3f} ms"
         else:
             state = "under way"
-        return f"Transfer({self.direction}, {self.blocks} blocks in {self.runs} runs, {self.bytes} bytes, {state})"
+        return (
+            f"Transfer({self.direction} by {self.transport}, {self.blocks} blocks in {self.runs} runs, "
+            f"{self.bytes} bytes, {state})"
+        )

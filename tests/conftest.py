@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from numba_kvswap.driver import SimulatedDevice, cuda_driver, why_no_cuda
 from numba_kvswap.layers import Layer, LayerBytes
@@ -16,26 +16,45 @@ from numba_kvswap.memory import DriverMemory
 from numba_kvswap.testing import engine_named
 from numba_kvswap.testing.cases import LayerView
 from numba_kvswap.testing.engines import CudaView
+from numba_kvswap.transports.named import TRANSPORTS
 
-# No deadline: a first example compiles. HYPOTHESIS_PROFILE=ci searches longer.
+# No deadline: a first example compiles. HYPOTHESIS_PROFILE=ci searches longer; "planted", whose failures nobody reads,
+# neither makes them small nor looks for another first.
 settings.register_profile("default", deadline=None, max_examples=100)
 settings.register_profile("ci", deadline=None, max_examples=400, print_blob=True)
+settings.register_profile("planted", deadline=None, max_examples=100, phases=(Phase.explicit, Phase.generate))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-_CUDA = pytest.param(
-    "cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(bool(why_no_cuda()), reason=why_no_cuda() or "has CUDA")]
-)
+_CUDA_MARKS = [pytest.mark.cuda, pytest.mark.skipif(bool(why_no_cuda()), reason=why_no_cuda() or "has CUDA")]
+_CUDA = pytest.param("cuda", marks=_CUDA_MARKS)
+# By "auto" and by each transport. What searches long takes a share of the examples for each: see test_every_engine.py.
+_PACKAGE_ENGINES = [
+    name if device == "simulated" else pytest.param(name, marks=_CUDA_MARKS)
+    for device in ("simulated", "cuda")
+    for name in (device, *(f"{device}-{transport}" for transport in TRANSPORTS))
+]
 
 
-@pytest.fixture(scope="session", params=["reference", "simulated", _CUDA])
+@pytest.fixture(scope="session", params=["reference", *_PACKAGE_ENGINES])
 def engine(request):
     return engine_named(request.param)
 
 
-@pytest.fixture(scope="session", params=["simulated", _CUDA])
+@pytest.fixture(scope="session", params=_PACKAGE_ENGINES)
 def package_engine(request):
     """The engines that are judged by the reference."""
     return engine_named(request.param)
+
+
+@pytest.fixture(scope="session", params=TRANSPORTS)
+def transport(request):
+    """Each transport's name."""
+    return request.param
+
+
+@pytest.fixture(scope="session", params=["auto", *TRANSPORTS])
+def transport_or_auto(request):
+    return request.param
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +77,8 @@ class Pools:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.simulated = SimulatedDevice(seed=1) if name == "simulated" else None
+        # A slot of the ring holds the largest blocks there are.
+        self.simulated = SimulatedDevice(seed=1, ring_slot_bytes=8 << 20) if name == "simulated" else None
         self.driver = self.simulated.driver if self.simulated else cuda_driver()
 
     def device(self, shape, dtype="uint8"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from numba_kvswap.memory import DriverMemory
 from numba_kvswap.ops import swap_cache_all_layers
 from numba_kvswap.swapper import Swapper
 from numba_kvswap.testing.cases import LayerView, SwapCase
+from numba_kvswap.transports.named import TRANSPORTS
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -83,23 +85,35 @@ class _PlacedInNumPy:
 
 
 class _PackageEngine:
-    """What the simulated and the real engine share: this package's entry points."""
+    """What the simulated and the real engine share: this package's entry points, with one transport."""
+
+    device_name: str
+
+    def __init__(self, transport: str = "auto") -> None:
+        self._transport = transport
+        self.name = self.device_name if transport == "auto" else f"{self.device_name}-{transport}"
 
     def op(self, *arguments: Any) -> None:
-        swap_cache_all_layers(*arguments)
+        swap_cache_all_layers(*arguments, transport=self._transport)
 
     def swap(self, direction: str, device: Sequence[Any], host: Sequence[Any], ids: tuple[Any, Any]) -> None:
-        swapper = Swapper(DeviceCache(device), HostCache(host))
+        swapper = Swapper(DeviceCache(device), HostCache(host), transport=self._transport)
         (swapper.swap_out if direction == "out" else swapper.swap_in)(*ids).wait()
 
 
 class SimulatedEngine(_PackageEngine):
     """A fresh simulated device a case, its scheduler driven by the case's schedule."""
 
-    name = "simulated"
+    device_name = "simulated"
 
     def place(self, case: SwapCase, device_image: Bytes, host_image: Bytes) -> Placed:
-        return _PlacedOnSimulated(SimulatedDevice(schedule=case.schedule), device_image, host_image)
+        block_bytes = sum(layer.block_bytes for layer in case.layers)
+        device = SimulatedDevice(schedule=case.schedule, ring_slot_bytes=_RING_BLOCKS * block_bytes)
+        return _PlacedOnSimulated(device, device_image, host_image)
+
+
+# That fit a slot of the ring: few, so that a dozen pairs go round it more than once.
+_RING_BLOCKS = 2
 
 
 class _PlacedOnSimulated:
@@ -122,10 +136,11 @@ class _PlacedOnSimulated:
 class CudaEngine(_PackageEngine):
     """The real device: one arena on each side for all cases, since allocating costs more than a swap."""
 
-    name = "cuda"
+    device_name = "cuda"
     _ARENA_BYTES = 1 << 20
 
-    def __init__(self) -> None:
+    def __init__(self, transport: str = "auto") -> None:
+        super().__init__(transport)
         self._driver: Driver = cuda_driver()
         self._device = DriverMemory(self._driver, 0, self._ARENA_BYTES, "device")
         self._pinned = DriverMemory(self._driver, 0, self._ARENA_BYTES, "host")
@@ -175,15 +190,18 @@ class _PlacedOnCuda:
         return device, self._host.copy()
 
 
-ENGINES: dict[str, type[Any]] = {
-    "reference": ReferenceEngine,
-    "simulated": SimulatedEngine,
-    "cuda": CudaEngine,
-}
+ENGINES: dict[str, Callable[[], Any]] = {"reference": ReferenceEngine}
+for _engine in (SimulatedEngine, CudaEngine):
+    ENGINES[_engine.device_name] = _engine
+    for _transport in TRANSPORTS:
+        ENGINES[f"{_engine.device_name}-{_transport}"] = partial(_engine, _transport)
 
 
 def engine_named(name: str) -> Engine:
-    """ "reference", "simulated" or "cuda"; ValueError for another name, KVSwapDriverError where there is no GPU."""
+    """The engine "reference", "simulated" or "cuda", or one of the last two with a transport: "simulated-ring".
+
+    Raises ValueError for another name, KVSwapDriverError where there is no GPU.
+    """
     if name not in ENGINES:
         raise ValueError(f"engine is {name!r}; expected one of {', '.join(ENGINES)}")
     engine: Engine = ENGINES[name]()

@@ -28,9 +28,9 @@ def assert_untouched(read, offsets, before):
 
 @pytest.mark.parametrize(("block_bytes", "block"), FAR)
 class TestFarBlocks:
-    def test_device_block(self, pools, random_block, block_bytes, block):
+    def test_device_block(self, transport, pools, random_block, block_bytes, block):
         far, near = pools.device((block + 1, block_bytes)), pools.pinned((2, block_bytes))
-        swapper = Swapper([far], [near])
+        swapper = Swapper([far], [near], transport=transport)
         near[:] = 0
         wanted = random_block(block_bytes, 1)
         pools.write(far, block * block_bytes, wanted)
@@ -47,10 +47,10 @@ class TestFarBlocks:
         np.testing.assert_array_equal(pools.read(far, block * block_bytes, block_bytes), near[0])
         assert_untouched(lambda offset: pools.read(far, offset, MARK_BYTES), watched, before)
 
-    def test_host_block(self, pools, random_block, block_bytes, block):
+    def test_host_block(self, transport, pools, random_block, block_bytes, block):
         near, far = pools.device((2, block_bytes)), pools.pinned((block + 1, block_bytes))
         flat = far.reshape(-1)
-        swapper = Swapper([near], [far])
+        swapper = Swapper([near], [far], transport=transport)
         wanted = random_block(block_bytes, 4)
         far[block] = wanted
         swapper.swap_in([1], [block]).wait()
@@ -66,11 +66,11 @@ class TestFarBlocks:
         np.testing.assert_array_equal(far[block], other)
         assert_untouched(lambda offset: flat[offset : offset + MARK_BYTES], watched, before)
 
-    def test_op_with_a_bare_address(self, pools, random_block, block_bytes, block):
+    def test_op_with_a_bare_address(self, transport, pools, random_block, block_bytes, block):
         near, far = pools.device((2, 1, 1, block_bytes)), pools.pinned((block + 1, block_bytes))
         wanted = random_block(block_bytes, 7)
         pools.write(near, 0, wanted)
-        swap_cache_all_layers([near], [far.ctypes.data], block + 1, [0], [block], 0, 0)
+        swap_cache_all_layers([near], [far.ctypes.data], block + 1, [0], [block], 0, 0, transport=transport)
         np.testing.assert_array_equal(far[block], wanted)
 
 

@@ -22,7 +22,7 @@ EAGER = b"\x01" * 4000  # a schedule under which everything runs as soon as it m
 class Rig:
     """Separate layers, whose sizes differ, so that each run of each layer is a copy of its own."""
 
-    def __init__(self, random_block, sizes=(SIZE, SIZE + 1, SIZE + 2), schedule=b""):
+    def __init__(self, random_block, sizes=(SIZE, SIZE + 1, SIZE + 2), schedule=b"", transport="copies"):
         self.simulated = SimulatedDevice(schedule=schedule)
         self.driver = self.simulated.driver
         self.device = [self.simulated.device_array((BLOCKS, 1, size), np.uint8) for size in sizes]
@@ -30,7 +30,7 @@ class Rig:
         for seed, (device, host) in enumerate(zip(self.device, self.host, strict=True)):
             device.fill_from(random_block(device.shape, seed))
             host[:] = random_block(host.shape, 100 + seed)
-        self.swapper = Swapper(self.device, self.host)
+        self.swapper = Swapper(self.device, self.host, transport=transport)
 
     def assert_swapped_out(self, device_ids, host_ids):
         for device, host in zip(self.device, self.host, strict=True):
@@ -74,7 +74,7 @@ def test_a_failing_2d_copy_names_the_first_layer_of_its_group_and_its_run(random
     # One layer of another size, then six of one size at one distance: two groups, the second copied by rows.
     layers = [device.view(0, (BLOCKS, SIZE // 2), np.uint8, (SIZE, 1))]
     layers += [device.view(i * BLOCKS * SIZE, (BLOCKS, SIZE), np.uint8) for i in range(1, 7)]
-    swapper = Swapper(layers, [host[0, :, : SIZE // 2], *host[1:]])
+    swapper = Swapper(layers, [host[0, :, : SIZE // 2], *host[1:]], transport="copies")
     simulated.driver.fail("cuMemcpy2DAsync", at=2, status=ILLEGAL_ADDRESS)
     with pytest.raises(KVSwapDriverError) as caught:
         (swapper.swap_out if direction == "out" else swapper.swap_in)(*IDS)
@@ -90,7 +90,7 @@ def test_the_next_call_works_and_reads_no_old_error(rig, entry):
     for attempt in range(2):
         try:
             if entry == "op":
-                swap_cache_all_layers(rig.device, pinned, BLOCKS, *IDS, 0, 0)
+                swap_cache_all_layers(rig.device, pinned, BLOCKS, *IDS, 0, 0, transport="copies")
             else:
                 rig.swapper.swap_out(*IDS).wait()
         except KVSwapDriverError:
@@ -140,7 +140,7 @@ def test_every_driver_call_of_a_transfer_that_fails_is_raised_once(rig, call, as
 def test_every_driver_call_of_the_op_that_fails_is_raised_by_that_op(rig):
     """Whatever the op calls, found by counting, not by a list that could grow old."""
     used = dict(rig.driver.calls)
-    swap_cache_all_layers(rig.device, rig.host, BLOCKS, *IDS, 0, 0)
+    swap_cache_all_layers(rig.device, rig.host, BLOCKS, *IDS, 0, 0, transport="copies")
     calls = [call for call in CALLS if rig.driver.calls[call] > used.get(call, 0)]
     for unheard in ("cuEventDestroy", "cuEventQuery"):  # a destructor has nobody to tell; nor has tidying up
         if unheard in calls:
@@ -149,8 +149,8 @@ def test_every_driver_call_of_the_op_that_fails_is_raised_by_that_op(rig):
     for call in calls:
         rig.driver.fail(call)
         with pytest.raises(KVSwapDriverError, match=call):
-            swap_cache_all_layers(rig.device, rig.host, BLOCKS, *IDS, 0, 0)
-        swap_cache_all_layers(rig.device, rig.host, BLOCKS, *IDS, 0, 0)
+            swap_cache_all_layers(rig.device, rig.host, BLOCKS, *IDS, 0, 0, transport="copies")
+        swap_cache_all_layers(rig.device, rig.host, BLOCKS, *IDS, 0, 0, transport="copies")
     rig.assert_swapped_out(*IDS)
 
 
@@ -198,5 +198,7 @@ def test_a_failed_transfer_tells_whoever_waits_for_it_whatever_came_between(rand
 def test_the_op_leaves_nothing_running_after_a_failing_copy(rig):
     rig.driver.fail("cuMemcpyAsync", at=6)
     with pytest.raises(KVSwapDriverError):
-        swap_cache_all_layers(rig.device, [host.ctypes.data for host in rig.host], BLOCKS, *IDS, 0, 0)
+        swap_cache_all_layers(
+            rig.device, [host.ctypes.data for host in rig.host], BLOCKS, *IDS, 0, 0, transport="copies"
+        )
     assert len(rig.driver.in_flight) == 0

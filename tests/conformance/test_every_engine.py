@@ -11,7 +11,16 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 from plain_model import assert_images, images_after, images_before, small_case
 
-from numba_kvswap.testing import FAULTS, OP_FAULTS, assert_conforms, compare, make_case, run_case, snippet
+from numba_kvswap.testing import (
+    FAULTS,
+    OP_FAULTS,
+    assert_conforms,
+    compare,
+    engine_named,
+    make_case,
+    run_case,
+    snippet,
+)
 from numba_kvswap.testing.cases import layer_views
 from numba_kvswap.testing.engines import SimulatedEngine
 from numba_kvswap.testing.strategies import swap_cases
@@ -42,6 +51,9 @@ _INDEX_ERRORS = {
 }
 _OF_HOST_ARRAYS = {"another host dtype", "structured host dtype", "larger host blocks"}
 
+# Of examples, where each transport is searched.
+FEWER = settings(max_examples=max(20, settings().max_examples // 4))
+
 
 def expected_error(case):
     """The design's table, by the fault's name. An address or flat bytes have no dtype and no shape to get wrong."""
@@ -52,6 +64,7 @@ def expected_error(case):
     return IndexError if case.fault in _INDEX_ERRORS else ValueError
 
 
+@FEWER
 @given(case=swap_cases())
 def test_a_valid_call_moves_what_its_pairs_say_and_nothing_else(engine, case):
     outcome = run_case(engine, case)
@@ -59,6 +72,7 @@ def test_a_valid_call_moves_what_its_pairs_say_and_nothing_else(engine, case):
     assert_images(outcome, images_after(case))
 
 
+@FEWER
 @given(case=swap_cases(faults=OP_FAULTS))
 def test_an_invalid_call_raises_the_documented_type_and_moves_nothing(engine, case):
     outcome = run_case(engine, case)
@@ -67,11 +81,13 @@ def test_an_invalid_call_raises_the_documented_type_and_moves_nothing(engine, ca
     assert_images(outcome, images_before(case) if expected else images_after(case))
 
 
+@FEWER
 @given(case=swap_cases(faults=FAULTS))
 def test_agrees_with_the_reference(package_engine, case):
     assert_conforms(package_engine, case)
 
 
+@pytest.mark.parametrize("engine", ["reference", "simulated"], indirect=True)  # no transport has a say in it
 @pytest.mark.parametrize("fault", OP_FAULTS)
 def test_every_single_fault_is_refused(engine, fault):
     """Each by name and many times, so that none depends on Hypothesis choosing it."""
@@ -83,6 +99,7 @@ def test_every_single_fault_is_refused(engine, fault):
         assert type(run_case(engine, case).error) is (expected_error(case) or type(None)), case
 
 
+@FEWER
 @given(case=swap_cases(faults=("one id fewer", "device id -1")))
 def test_the_message_says_what_came_and_what_was_expected(engine, case):
     message = str(run_case(engine, case).error)
@@ -106,9 +123,11 @@ def test_no_pairs_are_a_valid_call(engine, entry, direction):
     assert_images(outcome, images_before(case))
 
 
+@FEWER
 @given(case=swap_cases(), tapes=st.lists(st.binary(max_size=40), min_size=2, max_size=2))
-def test_the_result_does_not_depend_on_timing(case, tapes):
-    first, second = (run_case(SimulatedEngine(), dataclasses.replace(case, schedule=tape)) for tape in tapes)
+def test_the_result_does_not_depend_on_timing(transport_or_auto, case, tapes):
+    engine = SimulatedEngine(transport_or_auto)
+    first, second = (run_case(engine, dataclasses.replace(case, schedule=tape)) for tape in tapes)
     assert_images(first, (second.device, second.host))
 
 
@@ -157,18 +176,26 @@ def test_a_broken_engine_is_found_with_a_snippet(broken, fault, words):
     assert compare(SimulatedEngine(), case).difference == ""
 
 
-def test_a_snippet_runs_and_makes_the_same_case():
+@pytest.mark.parametrize("name", ["simulated", "simulated-ring"])
+def test_a_snippet_runs_and_makes_the_same_case_by_the_same_transport(name):
     case = small_case([1, 2], [3, 5], schedule=b"\x01\x00", seed=7)
     names: dict[str, object] = {}
-    exec(snippet("simulated", case), names)
+    exec(snippet(name, case), names)
     assert eval(repr(case), names) == case
+    assert f"assert_conforms({name!r}, " in snippet(engine_named(name).name, case)
+
+
+def test_an_engine_swaps_by_the_transport_it_is_named_after(transport):
+    assert engine_named(f"simulated-{transport}").name == f"simulated-{transport}"
+    with pytest.raises(ValueError, match="simulated-kernel"):
+        engine_named("simulated-teleport")
 
 
 def test_a_driver_error_in_the_engine_is_a_mismatch():
     class Failing(SimulatedEngine):
         def place(self, case, device_image, host_image):
             placed = super().place(case, device_image, host_image)
-            placed._device.simulated_device.driver.fail("cuMemcpyAsync")
+            placed._device.simulated_device.driver.fail("cuEventRecord")
             return placed
 
     comparison = compare(Failing(), small_case([1], [2], entry="swapper"))

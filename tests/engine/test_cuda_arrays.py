@@ -230,6 +230,9 @@ def test_wait_on_orders_another_torch_stream(torch):
     before = [cache.bytes_of(tensor) for tensor in cache.device]
     first, second = torch.cuda.Stream(), torch.cuda.Stream()
     swapper = Swapper(cache.device, cache.host)
+    swapper.swap_out(GPU_IDS, CPU_IDS, first).wait()  # compiles, which takes longer than the sleep
+    for host in cache.host:
+        host.zero_()
     with torch.cuda.stream(first):
         torch.cuda._sleep(SLEEP_CYCLES)
     transfer = swapper.swap_out(GPU_IDS, CPU_IDS, first)

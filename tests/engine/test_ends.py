@@ -20,12 +20,12 @@ BLOCKS = 4
 
 
 class Rig:
-    def __init__(self, schedule=b"", blocks=BLOCKS, layers=1):
+    def __init__(self, schedule=b"", blocks=BLOCKS, layers=1, transport="copies"):
         self.simulated = SimulatedDevice(schedule=schedule)
         self.driver = self.simulated.driver
         self.device_cache = DeviceCache.allocate(self.driver, blocks=blocks, block_bytes=[8] * layers)
         self.host_cache = HostCache.allocate(self.device_cache, blocks=blocks)
-        self.swapper = Swapper(self.device_cache, self.host_cache)
+        self.swapper = Swapper(self.device_cache, self.host_cache, transport=transport)
 
 
 @pytest.fixture
@@ -402,7 +402,7 @@ def test_a_failed_swap_leaves_no_cycle(rig):
         rig.simulated.synchronize()
         rig.device_cache = rig.host_cache = rig.swapper = None
         SimulatedDevice(0)  # another driver: nothing of it touches the first
-        driver.in_flight.prune(0)
+        driver.in_flight.prune((0, 0, 0))  # device, stream, thread
         assert driver.live_allocations() == 0
     finally:
         gc.enable()
@@ -428,3 +428,58 @@ def test_easy_mistakes_are_told_apart(rig, call, words):
 def test_a_layer_that_there_is_not(rig):
     with pytest.raises(IndexError, match="layer 9; expected 0 <= layer < 1"):
         rig.host_cache.layer(9)
+
+
+@pytest.mark.parametrize("asked", ["wait", "done"])
+def test_what_a_signal_handler_raises_in_the_midst_of_a_question_is_no_failure_of_the_work(monkeypatch, asked):
+    """A time limit set by SIGALRM, say: the copies still run, and what they touch must stay."""
+    simulated = SimulatedDevice(schedule=b"")
+    device = DeviceCache.allocate(simulated.driver, blocks=4, block_bytes=[8])
+    host = HostCache.allocate(device, blocks=4)
+    stream = simulated.stream()
+    latch = stream.latch()
+    transfer = Swapper(device, host, transport="copies").swap_out([0], [1], stream)
+    verb = "event_synchronize" if asked == "wait" else "event_done"
+    really, late = getattr(simulated.driver, verb), [True]
+
+    def interrupted(*arguments, **options):
+        if late:
+            late.clear()
+            raise TimeoutError("a handler's")
+        return really(*arguments, **options)
+
+    monkeypatch.setattr(simulated.driver, verb, interrupted)
+    with pytest.raises(TimeoutError):
+        getattr(transfer, asked)()
+    assert len(simulated.driver.in_flight) == 1
+    latch.open()
+    transfer.wait()
+    assert transfer.done()
+    host.close()
+
+
+def test_landed_work_is_let_go_whatever_another_threads_stream_of_the_same_handle_holds():
+    simulated = SimulatedDevice(schedule=b"")
+    driver = simulated.driver
+    device = DeviceCache.allocate(driver, blocks=4, block_bytes=[8])
+    latches, held = [], []
+
+    def hold():
+        with driver.activate(0):
+            latches.append(driver.latch(2))
+            host = HostCache.allocate(device, blocks=4)
+            held.append(Swapper(device, host, transport="copies").swap_out([0], [1], 2))
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    thread.join()
+    live = []
+    for _ in range(5):
+        host = HostCache.allocate(device, blocks=4)
+        Swapper(device, host, transport="copies").swap_out([0], [1], 2).wait()
+        del host
+        gc.collect()
+        live.append(driver.live_allocations())
+    assert len(set(live)) == 1
+    latches[0].open()
+    held[0].wait()

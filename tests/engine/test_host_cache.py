@@ -194,6 +194,9 @@ def test_arrays_of_the_user_are_not_freed_by_close(simulated):
 
 
 def test_a_hundred_pools_leave_nothing_behind(simulated, like):
+    with HostCache.allocate(like, blocks=BLOCKS) as host:
+        Swapper(like, host).swap_out([0], [0]).wait()  # makes what its transport has once a device
+    gc.collect()
     before = simulated.driver.live_allocations(), simulated.driver.live_events()
     for _ in range(100):
         with HostCache.allocate(like, blocks=BLOCKS) as host:
@@ -213,3 +216,9 @@ def test_caches_are_freed_once_the_transfer_is_done_and_everything_dropped(simul
     del array, pinned
     gc.collect()
     assert simulated.driver.live_allocations() == 0
+
+
+def test_sizes_of_numpy_integers_do_not_overflow():
+    driver = SimulatedDevice().driver
+    cache = DeviceCache.allocate(driver, blocks=300, block_bytes=np.array([200, 1], np.uint8))
+    assert [layer.extent_bytes for layer in cache.layers] == [60_000, 300]

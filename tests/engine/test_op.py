@@ -31,9 +31,11 @@ class Bench:
             host.view(np.uint8)[:] = 0
         self.device = device
 
-    def call(self, gpu_ids, cpu_ids, *, pointers=None, bound=HOST_BLOCKS, rank=None, mode=OUT, tensors=None):
+    def call(self, gpu_ids, cpu_ids, *, pointers=None, bound=HOST_BLOCKS, rank=None, mode=OUT, tensors=None, **more):
         rank = self.device if rank is None else rank
-        swap_cache_all_layers(tensors or self.tensors, pointers or self.host, bound, gpu_ids, cpu_ids, rank, mode)
+        swap_cache_all_layers(
+            tensors or self.tensors, pointers or self.host, bound, gpu_ids, cpu_ids, rank, mode, **more
+        )
 
     def assert_out(self, gpu_ids, cpu_ids):
         for tensor, host in zip(self.tensors, self.host, strict=True):
@@ -279,7 +281,7 @@ class CurrentDevice:
         (([0], [0]), {}, "", None),
         (([9], [0]), {}, "", IndexError),
         (([0], [0]), {"mode": 3}, "", ValueError),
-        (([0], [0]), {}, "cuMemcpyAsync", KVSwapDriverError),
+        (([0], [0]), {"transport": "copies"}, "cuMemcpyAsync", KVSwapDriverError),
         (([0], [0]), {}, "cuEventCreate", KVSwapDriverError),
         (([0], [0]), {}, "cuEventSynchronize", KVSwapDriverError),
     ],

@@ -43,7 +43,7 @@ def assert_out(layers, host, device_ids, host_ids):
 def test_one_2d_copy_a_run_over_evenly_spaced_layers(simulated, layout, gap_bytes):
     layers = spaced_layers(simulated, 6, gap_bytes=gap_bytes)
     with HostCache.allocate(DeviceCache(layers), blocks=BLOCKS, layout=layout) as host:
-        swapper = Swapper(layers, host)
+        swapper = Swapper(layers, host, transport="copies")
         calls = calls_during(simulated, lambda: swapper.swap_out([0, 3, 5], [1, 6, 2]).wait())
         assert calls == (0, 3)
         assert_out(layers, host, [0, 3, 5], [1, 6, 2])
@@ -52,7 +52,7 @@ def test_one_2d_copy_a_run_over_evenly_spaced_layers(simulated, layout, gap_byte
 def test_one_2d_copy_a_merged_run_in_layer_major_pools(simulated):
     layers = spaced_layers(simulated, 6)
     with HostCache.allocate(DeviceCache(layers), blocks=BLOCKS, layout="layer_major") as host:
-        swapper = Swapper(layers, host)
+        swapper = Swapper(layers, host, transport="copies")
         assert calls_during(simulated, lambda: swapper.swap_out([2, 3, 4], [0, 1, 2]).wait()) == (0, 1)
         assert_out(layers, host, [2, 3, 4], [0, 1, 2])
 
@@ -60,7 +60,7 @@ def test_one_2d_copy_a_merged_run_in_layer_major_pools(simulated):
 def test_more_blocks_than_layers_in_a_block_major_pool_go_layer_by_layer(simulated):
     layers = spaced_layers(simulated, 2)
     with HostCache.allocate(DeviceCache(layers), blocks=BLOCKS) as host:
-        swapper = Swapper(layers, host)
+        swapper = Swapper(layers, host, transport="copies")
         assert calls_during(simulated, lambda: swapper.swap_out(range(8), range(8)).wait()) == (0, 2)
         assert_out(layers, host, range(8), range(8))
 
@@ -68,7 +68,7 @@ def test_more_blocks_than_layers_in_a_block_major_pool_go_layer_by_layer(simulat
 def test_a_copy_a_run_and_layer_where_layers_lie_apart(simulated):
     layers = [simulated.device_array((BLOCKS, SIZE + i), np.uint8) for i in range(3)]
     with HostCache.allocate(DeviceCache(layers), blocks=BLOCKS, layout="layer_major") as host:
-        swapper = Swapper(layers, host)
+        swapper = Swapper(layers, host, transport="copies")
         assert calls_during(simulated, lambda: swapper.swap_out([0, 1, 5], [0, 1, 7]).wait()) == (6, 0)
 
 
@@ -76,7 +76,7 @@ def test_layers_further_apart_than_the_largest_pitch_are_copied_one_by_one():
     simulated = SimulatedDevice(schedule=b"", pitch_bytes_max=100)
     layers = spaced_layers(simulated, 3)
     with HostCache.allocate(DeviceCache(layers), blocks=BLOCKS, layout="layer_major") as host:
-        swapper = Swapper(layers, host)
+        swapper = Swapper(layers, host, transport="copies")
         assert calls_during(simulated, lambda: swapper.swap_out([0, 4], [2, 5]).wait()) == (6, 0)
         assert_out(layers, host, [0, 4], [2, 5])
 
@@ -85,7 +85,7 @@ def test_padded_rows_further_apart_than_the_largest_pitch_are_copied_block_by_bl
     simulated = SimulatedDevice(schedule=b"", pitch_bytes_max=40)
     layers = spaced_layers(simulated, 3)
     with HostCache.allocate(DeviceCache(layers), blocks=BLOCKS) as host:  # rows 48 bytes apart
-        swapper = Swapper(layers, host)
+        swapper = Swapper(layers, host, transport="copies")
         assert calls_during(simulated, lambda: swapper.swap_out([0, 1], [2, 3]).wait()) == (6, 0)
         assert_out(layers, host, [0, 1], [2, 3])
 
@@ -94,7 +94,7 @@ def test_layers_that_change_their_spacing_make_groups(simulated):
     a, b = spaced_layers(simulated, 3, seed=1), spaced_layers(simulated, 2, gap_bytes=8, seed=2)
     layers = [*a, *b]
     with HostCache.allocate(DeviceCache(layers), blocks=BLOCKS, layout="layer_major") as host:
-        swapper = Swapper(layers, host)
+        swapper = Swapper(layers, host, transport="copies")
         assert calls_during(simulated, lambda: swapper.swap_out([0], [3]).wait()) == (0, 2)
         assert_out(layers, host, [0], [3])
 
@@ -104,7 +104,7 @@ def test_layers_of_one_allocation_that_change_their_spacing_make_groups(simulate
     pool.fill_from(np.random.default_rng(3).integers(0, 256, pool.shape, np.uint8))
     layers = [pool.view(i * BLOCKS * SIZE, (BLOCKS, SIZE), np.uint8) for i in (0, 1, 2, 4, 6)]
     with HostCache.allocate(DeviceCache(layers), blocks=BLOCKS, layout="layer_major") as host:
-        swapper = Swapper(layers, host)
+        swapper = Swapper(layers, host, transport="copies")
         assert calls_during(simulated, lambda: swapper.swap_out([0, 1], [3, 4]).wait()) == (0, 2)
         assert_out(layers, host, [0, 1], [3, 4])
 
@@ -112,14 +112,14 @@ def test_layers_of_one_allocation_that_change_their_spacing_make_groups(simulate
 def test_layers_in_descending_order_are_moved_too(simulated):
     layers = spaced_layers(simulated, 4)[::-1]
     with HostCache.allocate(DeviceCache(layers), blocks=BLOCKS) as host:
-        Swapper(layers, host).swap_out([1], [0]).wait()
+        Swapper(layers, host, transport="copies").swap_out([1], [0]).wait()
         assert_out(layers, host, [1], [0])
 
 
 def test_no_pairs_mean_no_copies(simulated):
     layers = spaced_layers(simulated, 3)
     with HostCache.allocate(DeviceCache(layers), blocks=BLOCKS) as host:
-        swapper = Swapper(layers, host)
+        swapper = Swapper(layers, host, transport="copies")
         assert calls_during(simulated, lambda: swapper.swap_in([], []).wait()) == (0, 0)
 
 
@@ -131,7 +131,7 @@ def test_a_plan_may_be_used_again_for_other_caches_and_backwards(simulated):
     for seed, layers_count in enumerate((1, 4)):
         layers = spaced_layers(simulated, layers_count, seed=seed)
         with HostCache.allocate(DeviceCache(layers), blocks=BLOCKS) as host:
-            swapper = Swapper(layers, host)
+            swapper = Swapper(layers, host, transport="copies")
             swapper.swap_out(plan).wait()
             assert_out(layers, host, [0, 1, 6], [4, 5, 2])
             wanted = [layer.to_numpy() for layer in layers]
@@ -145,7 +145,7 @@ def test_a_plan_may_be_used_again_for_other_caches_and_backwards(simulated):
 def test_a_plan_names_source_then_target_in_both_directions(simulated):
     layers = spaced_layers(simulated, 2)
     with HostCache.allocate(DeviceCache(layers), blocks=BLOCKS) as host:
-        swapper = Swapper(layers, host)
+        swapper = Swapper(layers, host, transport="copies")
         swapper.swap_out([3], [7]).wait()
         swapper.swap_in(Plan([7], [0])).wait()
         for layer in layers:
@@ -156,7 +156,7 @@ def test_a_plan_names_source_then_target_in_both_directions(simulated):
 def test_a_plan_and_ids_together_or_one_list_alone_are_refused(simulated, direction):
     layers = spaced_layers(simulated, 2)
     with HostCache.allocate(DeviceCache(layers), blocks=BLOCKS) as host:
-        swapper = Swapper(layers, host)
+        swapper = Swapper(layers, host, transport="copies")
         swap = swapper.swap_out if direction == "out" else swapper.swap_in
         with pytest.raises(TypeError, match="Plan alone"):
             swap(Plan([0], [0]), [0])
@@ -170,7 +170,7 @@ def test_a_plan_is_checked_against_each_pair_of_caches(simulated):
     layers = spaced_layers(simulated, 1)
     plan = Plan([7], [3])
     with HostCache.allocate(DeviceCache(layers), blocks=4) as host:
-        swapper = Swapper(layers, host)
+        swapper = Swapper(layers, host, transport="copies")
         swapper.swap_out(plan).wait()
         with pytest.raises(IndexError, match=r"target id 3; expected 0 <= id < 3|source id 7; expected 0 <= id < 4"):
             swapper.swap_in(plan)
@@ -256,7 +256,7 @@ def test_a_read_only_target_is_refused_and_a_read_only_source_is_not(simulated):
 def test_nothing_is_submitted_when_an_id_is_out_of_bounds(simulated, direction):
     layers = spaced_layers(simulated, 2)
     with HostCache.allocate(DeviceCache(layers), blocks=4) as host:
-        swapper = Swapper(layers, host)
+        swapper = Swapper(layers, host, transport="copies")
         swap = swapper.swap_out if direction == "out" else swapper.swap_in
 
         def refused():
@@ -277,7 +277,7 @@ def test_freed_device_memory_is_found_when_the_cache_is_made(simulated):
 def test_an_unknown_stream_is_an_error_of_that_call_alone(simulated):
     layers = spaced_layers(simulated, 2)
     with HostCache.allocate(DeviceCache(layers), blocks=4) as host:
-        swapper = Swapper(layers, host)
+        swapper = Swapper(layers, host, transport="copies")
         with pytest.raises(KVSwapDriverError, match="INVALID_HANDLE"):
             swapper.swap_out([0], [0], 0x1234)
         swapper.swap_out([0], [0]).wait()

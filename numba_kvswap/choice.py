@@ -1,0 +1,130 @@
+"""Which transport takes a plan: the one expected to be soonest done, of those that may be used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from numba_kvswap.cache_pair import CachePair, Direction
+from numba_kvswap.calibration import costs_of
+from numba_kvswap.costs import CURVES, TRANSPORTS, CostModel, Costs
+from numba_kvswap.device_tools import device_tools
+from numba_kvswap.driver import KVSwapDriverError
+from numba_kvswap.plan import Plan
+from numba_kvswap.transports.named import transport_named
+
+#: "swap": the swap's own time is all that counts. "compute": no transport that keeps multiprocessors busy may be used.
+Favor = Literal["swap", "compute"]
+# A kernel that reaches host memory holds multiprocessors for as long as the link takes; it made a GEMM up to 1.5 times
+# as slow.
+_BUSY_WITH_THE_LINK = ("kernel",)
+# How many times as long each takes beside kernels that fill the device, which is when favor="compute" is asked for.
+# The ring's own kernels wait for multiprocessors: beside a bf16 8192^3 GEMM an H200's ring kept 0.73 to 0.93 of its
+# speed in 14 measurements, batches 0.92 to 1.02.
+_BESIDE_KERNELS: Mapping[str, float] = {"ring": 1.3}
+_KNOWN_MAX = 4096
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a transport was chosen for a plan.
+
+    chosen: its name. expected_s: of every transport, seconds from the call to the last byte as the model sees it.
+    why_not: of those that may not be used, why. machine: whose costs they are. bytes: what moves.
+    """
+
+    chosen: str
+    favor: Favor
+    direction: Direction
+    bytes: int
+    expected_s: Mapping[str, float]
+    why_not: Mapping[str, str]
+    machine: str
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{self.chosen}: swap {self.direction} of {self.bytes:,} bytes, favor={self.favor!r}, by {self.machine}"
+        ]
+        for name, seconds in sorted(self.expected_s.items(), key=lambda each: each[1]):
+            note = self.why_not.get(name) or ("chosen" if name == self.chosen else "")
+            rate = self.bytes / seconds / 1e9
+            lines.append(f"  {name:<7} {seconds * 1e6:>12,.1f} us {rate:>7.1f} GB/s  {note}".rstrip())
+        return "\n".join(lines)
+
+
+class Chooser:
+    """Chooses for one pair of caches. All that does not depend on the plan is worked out when first needed."""
+
+    def __init__(self, pair: CachePair, favor: Favor, costs: Costs | None = None) -> None:
+        """costs: the machine's, where they are not to be looked up or measured. Needs the current context."""
+        self._pair, self._favor = pair, favor
+        self._costs = costs or costs_of(pair.driver, pair.device_cache.device)
+        self._models: dict[tuple[Direction, bool], CostModel] = {}
+        self._why_not = {name: _why_not(name, pair) for name in TRANSPORTS}
+        # Each new pair asking again would cost each an allocation that fails; one told to use the ring does ask again.
+        why_no_ring = device_tools(pair.driver, pair.device_cache.device).why_no_ring()
+        self._why_not["ring"] = self._why_not["ring"] or why_no_ring
+        if favor == "compute":
+            for name in _BUSY_WITH_THE_LINK:
+                self._why_not[name] = self._why_not[name] or "it keeps multiprocessors busy, and favor is 'compute'"
+        self._set_usable()
+
+    def choose(self, plan: Plan, direction: Direction, *, both_ways: bool = False) -> str:
+        """The name of the transport. both_ways: whether swaps go the other way at the same time."""
+        if plan.runs > 1:
+            return self._soonest(plan, direction, both_ways)
+        # Of one run nothing matters but its length, and such swaps are small: most of their time is the host's.
+        known = self._of_one_run.setdefault((direction, both_ways), {})
+        found = known.get(plan.blocks)
+        if found is None:
+            if len(known) >= _KNOWN_MAX:
+                known.clear()
+            found = known[plan.blocks] = self._soonest(plan, direction, both_ways)
+        return found
+
+    def _soonest(self, plan: Plan, direction: Direction, both_ways: bool) -> str:
+        return TRANSPORTS[self._model(direction, both_ways).soonest(plan, self._usable_mask)]
+
+    def _model(self, direction: Direction, both_ways: bool) -> CostModel:
+        if (direction, both_ways) not in self._models:
+            times = {name: self._costs.both_ways[name] if both_ways else 1.0 for name in CURVES}
+            if self._favor == "compute":
+                times = {name: n * _BESIDE_KERNELS.get(name, 1.0) for name, n in times.items()}
+            self._models[direction, both_ways] = CostModel(self._costs, self._pair, direction, times)
+        return self._models[direction, both_ways]
+
+    def exclude(self, name: str, why: str) -> bool:
+        """No longer use a transport that turned out not to work here; False where it is the last one."""
+        if self._usable == [name]:
+            return False
+        self._why_not[name] = why
+        self._set_usable()
+        return True
+
+    def _set_usable(self) -> None:
+        self._usable = [name for name in TRANSPORTS if not self._why_not[name]]
+        self._usable_mask = np.array([not self._why_not[name] for name in TRANSPORTS])
+        self._of_one_run: dict[tuple[Direction, bool], dict[int, str]] = {}
+
+    def explain(self, plan: Plan, direction: Direction, *, both_ways: bool = False) -> Explanation:
+        expected = self._model(direction, both_ways).expected(plan).tolist()
+        return Explanation(
+            chosen=self.choose(plan, direction, both_ways=both_ways),
+            favor=self._favor,
+            direction=direction,
+            bytes=plan.blocks * self._pair.block_bytes,
+            expected_s=dict(zip(TRANSPORTS, expected, strict=True)),
+            why_not={name: why for name, why in self._why_not.items() if why},
+            machine=self._costs.machine,
+        )
+
+
+def _why_not(name: str, pair: CachePair) -> str:
+    """Also where the driver fails to load what it would take: the choice goes on among the others."""
+    try:
+        return transport_named(name).why_not(pair)
+    except KVSwapDriverError as error:
+        return str(error)

@@ -1,0 +1,235 @@
+"""What each transport costs on a machine, and from that what a plan is expected to take.
+
+The model: a transport takes a fixed time a swap, and a time a piece that depends on the piece's bytes alone. A piece
+is, of `copies`, a copy, or a row where it makes 2-D copies; of `batch`, a copy; of `kernel`, a block in one layer; of
+`ring`, an engine copy between ring and host. Costs between the measured sizes are read off a straight
+line in the logarithms of both; below the smallest a piece costs as much as that, beyond the largest as much a byte.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from numba_kvswap.cache_pair import CachePair, Direction
+from numba_kvswap.ids import Ids, Integers
+from numba_kvswap.jit import compiled, holding_the_gil
+from numba_kvswap.plan import Plan
+from numba_kvswap.plan_loops import order_of, order_of_briefly
+from numba_kvswap.transports.ring import pieces_of
+
+Seconds = npt.NDArray[np.float64]
+
+#: The curves a machine has, in the order in which the model holds them. "rows" are those of 2-D copies.
+CURVES = ("copies", "batch", "kernel", "ring", "rows")
+COPIES, BATCH, KERNEL, RING, ROWS = range(5)
+#: The transports among them.
+TRANSPORTS = CURVES[:4]
+# Points of a curve that is resampled for the compiled model: one a power of two, from 1 byte to 2 GiB.
+_POWERS = 32
+# So many runs are sorted in tens of microseconds, which is no reason to give up the GIL.
+_BRIEF_RUNS_MAX = 4096
+
+
+@dataclass(frozen=True)
+class Curve:
+    """fixed_s: of a whole swap. bytes, piece_s: what one piece of so many bytes costs, ascending."""
+
+    fixed_s: float
+    bytes: Sequence[int]
+    piece_s: Sequence[float]
+
+    def at(self, size_bytes: float) -> float:
+        """Seconds a piece."""
+        if size_bytes <= self.bytes[0]:
+            return self.piece_s[0]
+        if size_bytes >= self.bytes[-1]:
+            return self.piece_s[-1] * size_bytes / self.bytes[-1]
+        costs = np.interp(math.log(size_bytes), np.log(self.bytes), np.log(self.piece_s))
+        return float(np.exp(costs))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """machine: what the figures were measured on, or whose they are. out, in_: a curve each of CURVES. both_ways: of
+    each, how many times as long a swap takes while another one goes the other way."""
+
+    machine: str
+    out: Mapping[str, Curve]
+    in_: Mapping[str, Curve]
+    both_ways: Mapping[str, float]
+
+    @cached_property
+    def tables(self) -> Mapping[Direction, tuple[Seconds, Seconds]]:
+        """Each way the curves as the compiled model reads them: [curves], what is fixed; [curves, powers of two]."""
+        return {"out": _table(self.out), "in": _table(self.in_)}
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Costs:
+        """Raises ValueError where the text is not what `to_json` makes."""
+        try:
+            found = json.loads(text)
+            out, in_ = ({name: _curve(found[way][name]) for name in CURVES} for way in ("out", "in_"))
+            both_ways = {name: _positive(found["both_ways"][name]) for name in CURVES}
+            return cls(str(found["machine"]), out, in_, both_ways)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"these are no costs of transports: {type(error).__name__}: {error}") from error
+
+
+def _table(curves: Mapping[str, Curve]) -> tuple[Seconds, Seconds]:
+    fixed = np.array([curves[name].fixed_s for name in CURVES])
+    return fixed, np.array([[curves[name].at(1 << power) for power in range(_POWERS)] for name in CURVES])
+
+
+def _curve(found: Any) -> Curve:
+    sizes, costs = [int(n) for n in found["bytes"]], [_positive(s) for s in found["piece_s"]]
+    rising = all(a < b for a, b in pairwise(sizes))
+    if not sizes or len(sizes) != len(costs) or sizes[0] < 1 or not rising:
+        raise ValueError(f"sizes {sizes} for {len(costs)} costs; expected as many, ascending from 1 up")
+    return Curve(_positive(found["fixed_s"]), sizes, costs)
+
+
+def _positive(found: Any) -> float:
+    value = float(found)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{value} came; expected a positive number")
+    return value
+
+
+@lru_cache(maxsize=1)
+def h200_costs() -> Costs:
+    """Of one NVIDIA H200 on PCIe 5 x16: for the simulated device, and where nothing can be measured."""
+    return Costs.from_json(Path(__file__).with_name("h200_costs.json").read_text(encoding="utf-8"))
+
+
+class CostModel:
+    """What the transports are expected to take between two caches, one way, by a machine's costs."""
+
+    def __init__(
+        self, costs: Costs, pair: CachePair, direction: Direction, times: Mapping[str, float] | None = None
+    ) -> None:
+        """times: of each of CURVES, how many times as long its pieces take as they do with nothing beside them."""
+        self._fixed, self._pieces = costs.tables[direction]
+        if times is not None:
+            self._pieces = self._pieces * np.array([[times[name]] for name in CURVES])
+        groups, host_is_target = pair.groups, direction == "out"
+        dense = (groups.device[:, 1] == groups.block_bytes) & (groups.host[:, 1] == groups.block_bytes)
+        pitches = np.maximum(groups.device[:, 1], groups.host[:, 1])
+        self._groups: Integers = np.stack(
+            [groups.layers, groups.block_bytes, dense, pitches <= pair.driver.pitch_bytes_max], axis=1
+        ).astype(np.int64)
+        slot_bytes = pair.driver.ring_slot_bytes
+        ring = pieces_of(pair.host_cache.layers, slot_bytes)
+        self._ring: Integers = ring.words[:, 1:3].astype(np.int64)
+        self._slot_rows = ring.rows
+        self._host_is_target = host_is_target
+        self._as_it_is: Ids = np.empty(0, np.int64)
+
+    def expected(self, plan: Plan) -> Seconds:
+        """Seconds from the call to the last byte, of each of TRANSPORTS, whether it can move these caches or not."""
+        return _expected(*self._arguments(plan))
+
+    def soonest(self, plan: Plan, usable: npt.NDArray[np.bool_]) -> int:
+        """The index, among those that are usable, of the transport that is expected to be done first."""
+        return _soonest(usable, *self._arguments(plan))
+
+    def _arguments(self, plan: Plan) -> tuple[Any, ...]:
+        host, order = plan.run_target, self._as_it_is  # which ascend already
+        if not self._host_is_target:
+            host = plan.run_source
+            if host.size > 1:
+                order = (order_of_briefly if host.size <= _BRIEF_RUNS_MAX else order_of)(host)
+        return host, plan.run_blocks, order, self._groups, self._ring, self._slot_rows, self._fixed, self._pieces
+
+
+@compiled
+def _soonest_nogil(
+    usable: npt.NDArray[np.bool_],
+    run_host: Ids,
+    run_blocks: Ids,
+    order: Ids,
+    groups: Integers,
+    ring: Integers,
+    slot_rows: int,
+    fixed: Seconds,
+    pieces: Seconds,
+) -> int:
+    expected = _expected_nogil(run_host, run_blocks, order, groups, ring, slot_rows, fixed, pieces)
+    soonest = -1
+    for index in range(expected.size):
+        if usable[index] and (soonest < 0 or expected[index] < expected[soonest]):
+            soonest = index
+    return soonest
+
+
+@compiled
+def _expected_nogil(
+    run_host: Ids,
+    run_blocks: Ids,
+    order: Ids,
+    groups: Integers,
+    ring: Integers,
+    slot_rows: int,
+    fixed: Seconds,
+    pieces: Seconds,
+) -> Seconds:
+    """order: the runs by ascending host block; empty where they are so already. groups: [groups, 4], layers, block
+    bytes, whether blocks are dense on both sides, whether their distances fit a 2-D copy. ring: [pieces, 2], distance
+    and bytes of its rows on the host."""
+    runs, blocks, stretches = run_blocks.size, 0, 0
+    end = np.int64(-1)
+    for i in range(runs):
+        run = order[i] if order.size else i
+        stretches += run_host[run] != end
+        end = run_host[run] + run_blocks[run]
+        blocks += run_blocks[run]
+    expected = fixed[: RING + 1].copy()
+    if blocks == 0:
+        return expected
+    run_length = blocks / runs
+    for group in range(groups.shape[0]):
+        layers, size, dense, fits = groups[group]
+        pieces_a_run = 1.0 if dense else run_length
+        piece_bytes = run_length / pieces_a_run * size
+        as_rows = not dense and fits and run_length > 1
+        if pieces_a_run < layers * (1.0 if as_rows else pieces_a_run):
+            expected[COPIES] += runs * pieces_a_run * layers * _cost(pieces[ROWS], piece_bytes)
+            expected[COPIES] += runs * pieces_a_run * fixed[ROWS]
+        elif as_rows:
+            expected[COPIES] += runs * layers * (run_length * _cost(pieces[ROWS], size) + fixed[ROWS])
+        else:
+            expected[COPIES] += runs * layers * pieces_a_run * _cost(pieces[COPIES], piece_bytes)
+        expected[BATCH] += runs * layers * pieces_a_run * _cost(pieces[BATCH], piece_bytes)
+        expected[KERNEL] += blocks * layers * _cost(pieces[KERNEL], size)
+    for piece in range(ring.shape[0]):
+        stride, size = ring[piece]
+        # Slots cut stretches too.
+        count = min(float(blocks), stretches + blocks / max(1, slot_rows)) if stride == size else float(blocks)
+        expected[RING] += count * _cost(pieces[RING], blocks / count * size)
+    return expected
+
+
+@compiled
+def _cost(curve: Seconds, size_bytes: float) -> float:
+    """Between the two powers of two, on a straight line in the logarithm of the size."""
+    power = math.log2(max(1.0, size_bytes))
+    below = min(int(power), curve.size - 2)
+    part = power - below
+    if part > 1:
+        return curve[-1] * size_bytes / 2.0 ** (curve.size - 1)  # type: ignore[no-any-return]
+    return curve[below] * (curve[below + 1] / curve[below]) ** part  # type: ignore[no-any-return]
+
+
+_expected, _soonest = holding_the_gil(_expected_nogil), holding_the_gil(_soonest_nogil)

@@ -1,0 +1,167 @@
+"""A kernel between the blocks and a ring in device memory, engine copies between the ring and the host.
+
+The engines need long copies, and get them where a block's layers, and the blocks of neighbouring slots, lie side by
+side on the host: in block-major pools. The kernel needs tens of microseconds for what the link needs hundreds, so work
+beside it hardly notices; but it has to wait for multiprocessors where others hold them all. It takes 128 MiB of device
+memory a way, once a process.
+
+A swap waits for those put on the ring before it, whatever their streams: where one stands behind a long kernel, so do
+they.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from numba_kvswap.cache_pair import CachePair, Direction
+from numba_kvswap.device_tools import device_tools
+from numba_kvswap.ids import Words
+from numba_kvswap.kernels.rows import CHUNK_BYTES, layer_rows
+from numba_kvswap.layers import Layer
+from numba_kvswap.memory import DriverMemory
+from numba_kvswap.plan_loops import order_of, order_of_briefly
+from numba_kvswap.submit import (
+    BATCH_COPIES,
+    FAILED_WORDS,
+    PIECE_BYTES,
+    PIECE_HOST,
+    PIECE_OFFSET,
+    PIECE_STRIDE,
+    RING_COPIES,
+    RING_KERNELS,
+    RING_ROWS,
+    ring_over_runs,
+    ring_over_runs_briefly,
+)
+from numba_kvswap.transports import Job, Submission, outcome
+
+# All multiprocessors of an H200: the kernel must be over soon once it runs beside others. 64 warps each.
+_CUDA_BLOCKS, _THREADS = 132, 512
+_DIRECT_PAIRS_MAX = 8
+_BRIEF_RUNS_MAX = 4096
+# Submitted with the GIL held: some 8 calls a slot.
+_BRIEF_SLOTS = 8
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Layers that lie side by side in every host block, and so in the ring, and travel as one.
+
+    layers: of each piece, how many. words: uint64 [pieces, 4], see PIECE_HOST in submit.py.
+    rows: blocks that fit one slot. offsets: where each layer's block 0 lies in a slot, and how far apart blocks are.
+    """
+
+    words: Words
+    rows: int
+    offsets: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What is launched for a pair of caches, one way. layer_rows: keeps what `launch` points to."""
+
+    launch: Words
+    pieces: Pieces
+    layer_rows: DriverMemory
+
+
+def why_not(pair: CachePair) -> str:
+    """Why the ring cannot take these caches' blocks."""
+    if pair.why_ordered:
+        return pair.why_ordered
+    slot_bytes = pair.driver.ring_slot_bytes
+    if pair.block_bytes > slot_bytes:
+        return f"a block has {pair.block_bytes} bytes over all layers; a slot of the ring holds {slot_bytes}"
+    return device_tools(pair.driver, pair.device_cache.device).why_no_kernels
+
+
+def make_ready(pair: CachePair, direction: Direction) -> None:
+    """The pair's table of layers on the device, and the ring of that way."""
+    _prepared(pair, direction)
+    device_tools(pair.driver, pair.device_cache.device).ring(direction)
+
+
+def submit(job: Job) -> Submission:
+    """Put the job on the ring, joined to its stream; see the package's docstring."""
+    pair, plan, driver, out = job.pair, job.plan, job.pair.driver, job.direction == "out"
+    tools = device_tools(driver, pair.device_cache.device)
+    prepared = _prepared(pair, job.direction)
+    ring, table = tools.ring(job.direction), tools.tables.lend(max(1, plan.pairs))
+    job.keep(table)
+    job.keep(prepared)
+    upload = plan.pairs > _DIRECT_PAIRS_MAX
+    failed = np.zeros(FAILED_WORDS, np.int64)
+    words = ring.words.copy()
+    words[RING_ROWS] = prepared.pieces.rows
+    pieces = prepared.pieces
+    brief = plan.blocks * len(pieces.words) <= BATCH_COPIES and plan.blocks <= _BRIEF_SLOTS * pieces.rows
+    device, host = (plan.run_source, plan.run_target) if out else (plan.run_target, plan.run_source)
+    order = (order_of_briefly if plan.runs <= _BRIEF_RUNS_MAX else order_of)(host)
+    with ring.lock, driver.uninterrupted():
+        status = (ring_over_runs_briefly if brief else ring_over_runs)(
+            driver.entry_points.words,
+            np.uint64(job.stream),
+            job.events,
+            out,
+            words,
+            ring.slot_events,
+            ring.next_slot,
+            prepared.launch,
+            prepared.pieces.words,
+            pair.host_cuts,
+            order,
+            device,
+            host,
+            plan.run_blocks,
+            table.words,
+            table.device_at if upload else table.words_at,
+            upload,
+            failed,
+        )
+    return outcome(driver, status, failed, streams=words[[RING_KERNELS, RING_COPIES]].tolist())
+
+
+def pieces_of(layers: tuple[Layer, ...], slot_bytes: int) -> Pieces:
+    """How host layers merge into pieces, and where these lie in a slot: piece after piece, each with all its rows."""
+    first_layers = [
+        index for index in range(len(layers)) if index == 0 or not _side_by_side(layers[index - 1], layers[index])
+    ]
+    ends = [*first_layers[1:], len(layers)]
+    sizes = [sum(layer.block_bytes for layer in layers[a:b]) for a, b in zip(first_layers, ends, strict=True)]
+    rows = slot_bytes // sum(sizes)
+    words = np.zeros((len(sizes), 4), np.uint64)
+    words[:, PIECE_HOST] = [layers[index].address for index in first_layers]
+    words[:, PIECE_STRIDE] = [layers[index].block_stride_bytes for index in first_layers]
+    words[:, PIECE_BYTES] = sizes
+    starts = [rows * before for before in accumulate([0, *sizes[:-1]])]
+    words[:, PIECE_OFFSET] = starts
+    offsets = []
+    for start, size, a, b in zip(starts, sizes, first_layers, ends, strict=True):
+        within = accumulate([0, *(layer.block_bytes for layer in layers[a : b - 1])])
+        offsets += [(start + offset, size) for offset in within]
+    return Pieces(words, rows, offsets)
+
+
+def _side_by_side(one: Layer, other: Layer) -> bool:
+    """And within one block's stride: beyond it another allocation may begin, which a copy must not reach into."""
+    side_by_side = other.address == one.address + one.block_bytes < one.address + one.block_stride_bytes
+    return side_by_side and other.block_stride_bytes == one.block_stride_bytes
+
+
+def _prepared(pair: CachePair, direction: Direction) -> _Prepared:
+    return pair.prepared(("ring", direction), lambda: _prepare(pair, direction))
+
+
+def _prepare(pair: CachePair, direction: Direction) -> _Prepared:
+    tools = device_tools(pair.driver, pair.device_cache.device)
+    pieces = pieces_of(pair.host_cache.layers, pair.driver.ring_slot_bytes)
+    device = [(layer.address, layer.block_stride_bytes) for layer in pair.device_cache.layers]
+    sizes = [layer.block_bytes for layer in pair.device_cache.layers]
+    sides = (device, pieces.offsets) if direction == "out" else (pieces.offsets, device)
+    rows, chunks = layer_rows(*sides, sizes)
+    memory = tools.on_device(rows)
+    launch = (tools.kernel, _CUDA_BLOCKS, _THREADS, memory.address, len(sizes), chunks, CHUNK_BYTES)
+    return _Prepared(np.array(launch, np.uint64), pieces, memory)
