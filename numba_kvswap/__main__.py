@@ -1,4 +1,4 @@
-"""The command line: ``python -m numba_kvswap info | check | replay | bench | plot``."""
+"""The command line: ``python -m numba_kvswap info | check | calibrate | replay | bench | plot``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from numba_kvswap.driver import KVSwapDriverError, cuda_available
+from numba_kvswap.files import write_whole
 from numba_kvswap.replay.free_blocks import HOST_SLOTS
 from numba_kvswap.replay.models import MODELS
+
+if TYPE_CHECKING:
+    from numba_kvswap.replay.report import ReplayReport
 
 _MADE_REQUESTS = 2000
 
@@ -19,7 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         if getattr(options, "json", None) is not None:
-            options.json.touch()  # a path that cannot be written is better known before the work than after
+            # A path that cannot be written is better known before the work than after.
+            if options.json.is_dir():
+                raise IsADirectoryError(f"--json is {str(options.json)!r}, a folder; expected a file")
+            options.json.touch()
         status: int = options.run(options)
     except (ValueError, OSError, ImportError, MemoryError, KVSwapDriverError) as error:
         print(f"numba-kvswap {options.command}: {error}", file=sys.stderr)
@@ -33,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="what this machine offers, and what is missing")
     info.set_defaults(run=_info)
     _add_check(commands.add_parser("check", help="random swaps against the reference"))
+    _add_calibrate(commands.add_parser("calibrate", help="measure anew what each transport costs on this machine"))
     _add_replay(commands.add_parser("replay", help="a serving trace through the engine, every block verified"))
     _add_bench(commands.add_parser("bench", help="host time, and every transport beside the link and a loop in C"))
     _add_plot(commands.add_parser("plot", help="pictures of what bench wrote"))
@@ -47,10 +56,18 @@ def _add_engine_and_json(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
+    from numba_kvswap.transports.named import TRANSPORTS
+
     parser.add_argument("--examples", type=_count, default=2000, metavar="N", help="how many swaps; default: 2000")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--transport", choices=("auto", *TRANSPORTS), default="auto", help="default: auto")
     _add_engine_and_json(parser)
     parser.set_defaults(run=_check)
+
+
+def _add_calibrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the costs there too")
+    parser.set_defaults(run=_calibrate)
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +83,21 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         default="contiguous",
         help="which free host blocks are used: those that lie together, or the last freed first; default: contiguous",
     )
+    parser.add_argument(
+        "--host-headroom",
+        type=_percent,
+        default=0.0,
+        metavar="PERCENT",
+        help="so much of the host stays free: longer runs, fewer hits; default: 0",
+    )
+    parser.add_argument(
+        "--transport",
+        type=_names,
+        action="extend",
+        metavar="NAME[,NAME]",
+        help="auto (the default), copies, batch, kernel or ring; several: the trace once for each, then a comparison",
+    )
+    parser.add_argument("--favor", choices=("swap", "compute"), default="swap", help="what auto spares; default: swap")
     parser.add_argument("--block-tokens", type=_count, default=512, metavar="T", help="divides an id's 512")
     parser.add_argument("--model", default="tiny", metavar="NAME", help=f"cache geometry: {', '.join(MODELS)}")
     parser.add_argument("--layers", type=_count, default=None, metavar="L", help="instead of the model's own")
@@ -116,13 +148,27 @@ def _positive(text: str) -> float:
     return value
 
 
+def _percent(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 100:
+        raise argparse.ArgumentTypeError(f"{text!r} came; expected a number from 0 to below 100")
+    return value
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
 def _engine(options: argparse.Namespace) -> str:
     return options.engine or ("cuda" if cuda_available() else "simulated")
 
 
 def _write(path: Path | None, text: str) -> None:
     if path is not None:
-        path.write_text(text + "\n", encoding="utf-8")
+        write_whole(path, text)
 
 
 def _info(options: argparse.Namespace) -> int:
@@ -136,7 +182,8 @@ def _check(options: argparse.Namespace) -> int:
     from numba_kvswap.check import check
     from numba_kvswap.testing import engine_named
 
-    report, first_mismatch = check(engine_named(_engine(options)), options.examples, options.seed)
+    engine = _engine(options) + ("" if options.transport == "auto" else f"-{options.transport}")
+    report, first_mismatch = check(engine_named(engine), options.examples, options.seed)
     print(
         f"{report.examples} swaps on {report.engine}, {report.invalid_examples} of them invalid: "
         f"{report.mismatches} mismatches, {report.seconds:.1f} s"
@@ -147,7 +194,37 @@ def _check(options: argparse.Namespace) -> int:
     return 1 if report.mismatches else 0
 
 
+def _calibrate(options: argparse.Namespace) -> int:
+    from numba_kvswap.calibration_report import calibrated
+
+    costs, lines = calibrated()
+    print(*lines, sep="\n")
+    _write(options.json, costs.to_json())
+    return 0
+
+
 def _replay(options: argparse.Namespace) -> int:
+    from numba_kvswap.replay.report import comparison, runs_json
+    from numba_kvswap.replay.trace import ID_TOKENS
+    from numba_kvswap.transports.named import transport_named
+
+    if ID_TOKENS % options.block_tokens:
+        raise ValueError(f"--block-tokens is {options.block_tokens}; expected a divisor of {ID_TOKENS}")
+    names = options.transport or ["auto"]
+    for name in names:
+        if name != "auto":
+            transport_named(name)  # a mistyped one is better known before the first replay than after it
+    reports: list[ReplayReport] = []
+    for name in names:
+        reports.append(_replayed(options, name))
+        print(("\n" if len(reports) > 1 else "") + reports[-1].table())
+        _write(options.json, runs_json(reports))
+    if len(reports) > 1:
+        print("\n" + comparison(reports))
+    return 1 if any(report.mismatches for report in reports) else 0
+
+
+def _replayed(options: argparse.Namespace, transport: str) -> ReplayReport:
     from itertools import islice
 
     from tqdm import tqdm
@@ -158,8 +235,6 @@ def _replay(options: argparse.Namespace) -> int:
     from numba_kvswap.replay.tiers import Placement
     from numba_kvswap.replay.trace import ID_TOKENS, Request, made_trace, read_trace
 
-    if ID_TOKENS % options.block_tokens:
-        raise ValueError(f"--block-tokens is {options.block_tokens}; expected a divisor of {ID_TOKENS}")
     requests: Iterable[Request] = (
         islice(read_trace(options.trace), options.requests)
         if options.trace
@@ -167,10 +242,12 @@ def _replay(options: argparse.Namespace) -> int:
     )
     layers = model_named(options.model).block_shapes(options.block_tokens, options.tp, options.layers)
     blocks_per_id = ID_TOKENS // options.block_tokens
-    placement = Placement(options.device_blocks, options.host_blocks, blocks_per_id, options.host_slots)
+    sizes = options.device_blocks, options.host_blocks, blocks_per_id
+    placement = Placement(*sizes, options.host_slots, options.host_headroom)
     stage = stage_named(_engine(options), options.seed)
     try:
-        report = replay(tqdm(requests, unit=" requests", disable=None), layers, placement, stage)
+        shown = tqdm(requests, desc=transport, unit=" requests", disable=None)
+        return replay(shown, layers, placement, stage, transport, options.favor)
     except (KVSwapDriverError, MemoryError) as error:
         if isinstance(error, KVSwapDriverError) and error.result_name != "CUDA_ERROR_OUT_OF_MEMORY":
             raise
@@ -180,19 +257,19 @@ def _replay(options: argparse.Namespace) -> int:
             f"{block_gib * options.host_blocks:.1f} GiB of pinned memory, which is not to be had ({error}); "
             "lower --device-blocks, --host-blocks or --layers"
         ) from error
-    print(report.table())
-    _write(options.json, report.to_json())
-    return 1 if report.mismatches else 0
 
 
 def _bench(options: argparse.Namespace) -> int:
+    from numba_kvswap.bench.bench_report import BenchReport
     from numba_kvswap.bench.run import bench, bench_beside
 
+    def keep(report: BenchReport) -> None:
+        _write(options.json, report.to_json())
+
     if options.beside:
-        report = bench_beside(_engine(options), options.beside, options.window)
+        bench_beside(_engine(options), options.beside, options.window, keep)
     else:
-        report = bench(_engine(options), options.what, options.minutes, options.repeats, options.calls)
-    _write(options.json, report.to_json())
+        bench(_engine(options), options.what, options.minutes, options.repeats, options.calls, keep)
     return 0
 
 

@@ -7,8 +7,8 @@ import platform
 import shutil
 from collections.abc import Iterator
 
-from numba_kvswap import __version__
-from numba_kvswap.driver import cuda_available, cuda_driver, why_no_cuda
+from numba_kvswap import __version__, disk_cache
+from numba_kvswap.driver import Driver, cuda_available, cuda_driver, why_no_cuda
 from numba_kvswap.host_room import locked_memory_limit, memory_in_words
 
 _PACKAGES = ("numpy", "numba", "numba-cuda", "cuda-bindings", "torch", "cupy-cuda13x", "cupy-cuda12x", "hypothesis")
@@ -28,6 +28,11 @@ def lines() -> Iterator[str]:
         yield f"{package:<14} {_version(package)}"
     yield f"toolkit        {_toolkit()}"
     yield f"pinned memory  limit {locked_memory_limit()}, host memory {memory_in_words(_host_memory_bytes())}"
+    yield f"cache folder   {disk_cache.cache_folder()}"
+    yield (
+        f"ring           {Driver.ring_slots} slots of {Driver.ring_slot_bytes >> 20} MiB of device memory each way "
+        "that is used, once a process"
+    )
     yield from _cuda_lines() if cuda_available() else _simulated_lines()
 
 
@@ -39,14 +44,18 @@ def _cuda_lines() -> Iterator[str]:
         yield f"{name:<14} {value}"
     for call, address in zip(driver.entry_points.CALLS, driver.entry_points.words.tolist(), strict=True):
         yield f"entry point    {call} at {address:#x}"
-    from numba_kvswap.replay.kernels import HOW_TO_GET_KERNELS, why_no_kernels
+    from numba_kvswap.calibration_report import kept_lines
+    from numba_kvswap.kernels.loaded import HOW_TO_GET_KERNELS
+    from numba_kvswap.replay.kernels import why_no_kernels
 
+    with driver.activate(0):
+        yield from kept_lines(driver)
     missing = why_no_kernels()
     yield f"kernels        cannot be compiled: {missing}; {HOW_TO_GET_KERNELS}" if missing else "kernels        compile"
 
 
 def _simulated_lines() -> Iterator[str]:
-    from numba_kvswap.replay.kernels import HOW_TO_GET_KERNELS
+    from numba_kvswap.kernels.loaded import HOW_TO_GET_KERNELS
 
     yield "engine         simulated: everything runs, on a simulated device in host memory"
     yield f"cuda missing   {why_no_cuda()}"

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from time import perf_counter, sleep
 
+from tqdm import tqdm
+
 from numba_kvswap.bench.arena import Arena, PlacedSwap
 from numba_kvswap.bench.beside_report import BesideReport, BesideRow
 from numba_kvswap.bench.cell_ways import CellWay
@@ -33,20 +35,31 @@ def beside_cells(axes: Axes) -> Iterator[Cell]:
         yield Cell(direction, size, layers, blocks, "1", "layer_major")
 
 
-def measure_beside(driver: Driver, axes: Axes, name: WorkName, window_s: float) -> BesideReport:
+def measure_beside(
+    driver: Driver,
+    axes: Axes,
+    name: WorkName,
+    window_s: float,
+    keep: Callable[[BesideReport], object] = lambda report: None,
+) -> BesideReport:
     """Each way in each cell, for `window_s` seconds alone and as long beside the work; the work alone in between.
 
-    The swaps keep their stream busy for the whole window. Needs the current context of device 0. Raises what
-    `work_named` raises, and KVSwapDriverError.
+    The swaps keep their stream busy for the whole window. `keep` is given what is known after every cell. Needs the
+    current context of device 0. Raises what `work_named` raises, and KVSwapDriverError.
     """
     cells, missing = list(beside_cells(axes)), Counter[tuple[str, str]]()
     rows: list[BesideRow] = []
     faults: list[Fault] = []
+
+    def report() -> BesideReport:
+        gaps = [Missing(way, why, count) for (way, why), count in missing.items()]
+        return BesideReport(name, unit, window_s, link, cells, list(rows), list(faults), gaps)
+
     unit = work_named(name, driver).unit  # first of all: what is missing for it is better known before the work
     loop = compiled_loop(missing)
     link = _measured_link(driver, axes)
     with Arena(driver, axes.arena_bytes) as arena, two_streams(driver) as streams:
-        for index, cell in enumerate(cells):
+        for index, cell in enumerate(tqdm(cells, desc=f"beside {name}", unit=" cells", disable=None)):
             placed = PlacedSwap(arena, cell)
             ways, wrong, absent = right_ways(placed, loop, streams[:1], favors=True)
             missing.update(absent.items())
@@ -59,8 +72,8 @@ def measure_beside(driver: Driver, axes: Axes, name: WorkName, window_s: float) 
                 wrong |= {way.name: f"in the swaps of all ways: {fault}" for way in ways}
             faults += [Fault(index, way, why) for way, why in wrong.items()]
             rows += [row for row in found if not fault]
-    gaps = [Missing(way, why, count) for (way, why), count in missing.items()]
-    return BesideReport(name, unit, window_s, link, cells, rows, faults, gaps)
+            keep(report())
+    return report()
 
 
 def _measured_link(driver: Driver, axes: Axes) -> Link:

@@ -7,13 +7,11 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from numba_kvswap.bench.copy_list import CopyList
-
-Words = npt.NDArray[np.uint64]
+from numba_kvswap.driver import EntryPoints
+from numba_kvswap.ids import Words
 
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 
@@ -59,32 +57,42 @@ class CLoop:
         return int(status), host_ns.value
 
 
-class LaunchLoop:
-    """Kernel launches from C: what a launch costs the host where nothing of Python stands in between.
+class LaunchSwap:
+    """The driver calls of a swap by one kernel, from C: what they cost the host where nothing stands in between.
 
     Raises NoCompiler.
     """
 
     def __init__(self) -> None:
         library, self.compiler = _compiled(SOURCE)
-        self._function = library.launch_loop
-        grid = ctypes.c_uint
-        self._function.argtypes = [_ADDRESS, _ADDRESS, grid, grid, _ADDRESS, _ADDRESS, _SIZE, _ADDRESS]
+        self._function = library.launch_swap
+        word, grid = ctypes.c_uint64, ctypes.c_uint
+        table: list[Any] = [word, word, _SIZE]
+        launch: list[Any] = [_ADDRESS, grid, grid]
+        self._function.argtypes = [*[_ADDRESS] * 5, *table, *launch, *[_ADDRESS] * 3]
         self._function.restype = ctypes.c_int
 
     def __call__(
-        self, launch: int, function: int, grid_x: int, block_x: int, stream: int, parameters: Words, repeats: int
-    ) -> tuple[int, npt.NDArray[np.int64]]:
-        """Launch `function` (a CUfunction) `repeats` times by calls of the C function at `launch`, cuLaunchKernel.
+        self,
+        entry_points: EntryPoints,
+        events: tuple[int, int],
+        table: tuple[int, int, int],
+        launch: tuple[int, int, int],
+        parameters: Words,
+        stream: int,
+    ) -> tuple[int, int]:
+        """Put one swap on `stream`, between records of the two events.
 
-        parameters: uint64, the address of each kernel argument, as cuLaunchKernel's kernelParams.
-        Returns the first CUresult that is not 0, else 0, and int64 [repeats], the nanoseconds of each call. The
-        device's context must be current in the calling thread.
+        table: of the pairs' ids, its address on the device and in pinned memory, and its bytes. launch: CUfunction,
+        CUDA blocks and threads in each. parameters: uint64, the address of each argument, as cuLaunchKernel's
+        kernelParams.
+        Returns the first CUresult that is not 0, else 0, and the nanoseconds of all by C's own clock. The device's
+        context must be current in the calling thread.
         """
-        ns = np.zeros(repeats, np.int64)
-        address = parameters.ctypes.data
-        status = self._function(launch, function, grid_x, block_x, stream, address, repeats, ns.ctypes.data)
-        return int(status), ns
+        host_ns = ctypes.c_int64()
+        calls = entry_points.event_record, entry_points.memcpy_async, entry_points.launch_kernel
+        status = self._function(*calls, *events, *table, *launch, parameters.ctypes.data, stream, ctypes.byref(host_ns))
+        return int(status), host_ns.value
 
 
 def _compiled(source: Path) -> tuple[ctypes.CDLL, str]:

@@ -9,6 +9,8 @@ from itertools import product
 from random import Random
 from time import perf_counter
 
+from tqdm import tqdm
+
 from numba_kvswap.bench.busy_thread import BusyThread
 from numba_kvswap.bench.report import ALONE, ANYWHERE, BEGINNINGS, BUSY, CallRow
 from numba_kvswap.bench.spread import percentile
@@ -23,12 +25,13 @@ def calls_of(ways: Sequence[Way], calls: int, row_seconds_max: float) -> list[Ca
     random = Random(0)
     for beside in (ALONE, BUSY):
         with BusyThread() if beside == BUSY else nullcontext():
-            for _call, way, begins in product(range(calls), ways, BEGINNINGS):
-                samples = taken[way.name, beside, begins]
-                if sum(sample.landed_s for sample in samples) < row_seconds_max:
-                    if begins == ANYWHERE:
-                        spin(random.uniform(0, 2 * sys.getswitchinterval()))
-                    samples.append(way.run())
+            for _round in tqdm(range(calls), desc=f"calls, {beside}", unit=" rounds", leave=False, disable=None):
+                for way, begins in product(ways, BEGINNINGS):
+                    samples = taken[way.name, beside, begins]
+                    if sum(sample.landed_s for sample in samples) < row_seconds_max:
+                        if begins == ANYWHERE:
+                            spin(random.uniform(0, 2 * sys.getswitchinterval()))
+                        samples.append(way.run())
     return [_row(*key, [sample.host_us for sample in samples]) for key, samples in taken.items()]
 
 

@@ -10,8 +10,8 @@ from typing import Protocol
 from numba_kvswap.bench.arena import PlacedSwap
 from numba_kvswap.bench.c_loop import CLoop
 from numba_kvswap.bench.copy_list import CopyList, copy_list
+from numba_kvswap.bench.named_ways import CHOICES, swapper_by
 from numba_kvswap.bench.places import Move
-from numba_kvswap.bench.transports_here import AUTO, AUTO_COMPUTE, choice, swapper_by
 from numba_kvswap.bench.ways import C_LOOP
 from numba_kvswap.driver import KVSwapDriverError
 from numba_kvswap.link import DeviceSpan
@@ -34,7 +34,7 @@ Wait = Callable[[], object]
 
 class CellWay(Protocol):
     name: str
-    #: What a choosing way chose, and what it expects; "" and None for the others.
+    #: What a choosing way took in its last run, and what it expected; "" and None for the others.
     chosen: str
     expected_us: float | None
 
@@ -59,13 +59,11 @@ class SwapWay:
             for move, stream in zip(placed.moves, streams, strict=True)
         ]
         self._span = DeviceSpan(placed.arena.driver, streams) if len(self._calls) > 1 else None
-        self.chosen = ""
+        self.chosen, self._chooses = "", way in CHOICES
         self.expected_us: float | None = None
-        if way in (AUTO, AUTO_COMPUTE):
-            choices = [choice(swapper, plan_of(move), move.direction) for move in placed.moves]
-            self.chosen = " + ".join(dict.fromkeys(each.chosen for each in choices))
-            expected = [each.expected_s.get(each.chosen) for each in choices]
-            self.expected_us = max(s * 1e6 for s in expected if s is not None) if all(expected) else None
+        if self._chooses:
+            choices = [swapper.explain(plan_of(move), move.direction) for move in placed.moves]
+            self.expected_us = max(each.expected_s[each.chosen] for each in choices) * 1e6
 
     def run(self) -> Taken:
         if self._span:
@@ -78,6 +76,8 @@ class SwapWay:
         for transfer in transfers:
             transfer.wait()
         landed = perf_counter_ns()
+        if self._chooses:
+            self.chosen = " + ".join(dict.fromkeys(transfer.transport for transfer in transfers))
         device_s = self._span.seconds() if self._span else transfers[0].seconds
         return Taken((returned - start) / 1e3, (landed - start) / 1e3, device_s * 1e6)
 

@@ -131,9 +131,10 @@ def shown_cells(axes: Axes) -> Iterator[Cell]:
     yield full("out", typical, "1", "block_major", "block-major scattered")
     yield full("in", typical, "1", "block_major", "block-major scattered")
     yield full("both", typical, "host", "block_major", "both ways at once")
-    for direction in ("out", "in"):
-        yield Cell(direction, typical, layers, 1, "1", "layer_major", "latency of 1 block")
-    yield Cell("out", typical, layers, axes.host_time_blocks, "1", "layer_major", "host time")
+    for direction in axes.directions[:2]:
+        for layout in axes.host_layouts:
+            yield Cell(direction, typical, layers, 1, "1", layout, "latency of 1 block")
+            yield Cell(direction, typical, layers, axes.host_time_blocks, "1", layout, "host time")
 
 
 def _every_cell(axes: Axes) -> Iterator[Cell]:

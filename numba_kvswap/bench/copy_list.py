@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from numba_kvswap.ids import Ids
+from numba_kvswap.ids import Ids, Words
 from numba_kvswap.layers import Layer
 from numba_kvswap.plan import Plan
-
-Words = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,22 @@ from contextlib import nullcontext
 from random import Random
 from statistics import median
 
+from tqdm import tqdm
+
 from numba_kvswap.bench.busy_thread import BusyThread
 from numba_kvswap.bench.c_loop import NoCompiler
 from numba_kvswap.bench.call_time import calls_of, spin
 from numba_kvswap.bench.facts import machine, versions
+from numba_kvswap.bench.launch_ways import LAUNCH_C, LaunchCallWay, LaunchCWay, LaunchSubmitWay, PreparedLaunch
+from numba_kvswap.bench.named_ways import AUTO, FIXED, ways_of
 from numba_kvswap.bench.plan_time import plan_rows
 from numba_kvswap.bench.report import ALONE, BUSY, HostTimeReport, SubmitRow
 from numba_kvswap.bench.scattered_swap import Geometry, ScatteredSwap
 from numba_kvswap.bench.spread import spread_of
-from numba_kvswap.bench.transports_here import ways_of
 from numba_kvswap.bench.ways import BINDINGS_LOOP, C_LOOP, BindingsWay, CWay, PythonWay, Sample, Way
 from numba_kvswap.driver import Driver, KVSwapDriverError, SimulatedDriver, cuda_driver
 from numba_kvswap.link import measure_link
+from numba_kvswap.transports import kernel
 
 #: 512 MiB in 16,384 copies.
 CUDA_GEOMETRY = Geometry(blocks_moved=256, layers=64, block_bytes=32 << 10, cache_blocks=768)
@@ -31,6 +35,8 @@ _LINK_BYTES = 1 << 30
 # for the GIL 16,384 times a swap.
 _ROW_SECONDS_MAX = 45.0
 _CALL_ROW_SECONDS_MAX = 5.0
+# A launch is so short that a handful of them would measure the machine's hiccups.
+_LAUNCHES_A_REPEAT = 10
 
 Samples = dict[tuple[str, str], list[Sample]]
 
@@ -52,11 +58,13 @@ def bench(engine: str, repeats: int, calls: int = 300) -> HostTimeReport:
     link = None
     with driver.activate(0), ScatteredSwap(driver, geometry) as swap:
         ways, why_missing = _ways(swap)
-        by_transport, not_here = _transport_ways(swap)
-        right, wrong = _checked(swap, [*ways, *by_transport])
-        ways = [way for way in ways if way in right]
-        samples = _measured(ways, repeats)
-        call_rows = calls_of([way for way in by_transport if way in right], calls, _CALL_ROW_SECONDS_MAX)
+        by_name, not_here = _named_ways(swap)
+        launches, no_launch = _launches(swap)
+        right, wrong = _checked(swap, [*ways, *by_name, *launches])
+        ways, by_name, launches = ([way for way in some if way in right] for some in (ways, by_name, launches))
+        samples = _measured(ways, repeats, (ALONE, BUSY))
+        launch_samples = _measured(launches, repeats * _LAUNCHES_A_REPEAT, (ALONE,))
+        call_rows = calls_of(by_name, calls, _CALL_ROW_SECONDS_MAX)
         if engine == "cuda":
             link = measure_link(driver, swap.stream, _LINK_BYTES, repeats)
         compilers = [way.compiler for way in ways if isinstance(way, CWay)]
@@ -68,9 +76,10 @@ def bench(engine: str, repeats: int, calls: int = 300) -> HostTimeReport:
         geometry=geometry,
         plan=plan,
         submit=list(_rows(samples, landed=engine == "cuda")),
+        launch=list(_rows(launch_samples, landed=engine == "cuda")),
         calls=call_rows,
         link=link,
-        why_missing=why_missing | not_here | wrong,
+        why_missing=why_missing | not_here | no_launch | wrong,
     )
 
 
@@ -84,7 +93,7 @@ def _driver_named(engine: str) -> tuple[Driver, Geometry]:
 
 def _ways(swap: ScatteredSwap) -> tuple[list[Way], dict[str, str]]:
     """The ways there are here, and why the others are not."""
-    ways: list[Way] = [PythonWay(swap)]
+    ways: list[Way] = [PythonWay(swap, FIXED[0])]
     missing: dict[str, str] = {}
     try:
         ways.append(CWay(swap))
@@ -99,10 +108,22 @@ def _ways(swap: ScatteredSwap) -> tuple[list[Way], dict[str, str]]:
     return ways, missing
 
 
-def _transport_ways(swap: ScatteredSwap) -> tuple[list[Way], dict[str, str]]:
-    """A way a transport that can move this swap, and why the others cannot."""
+def _named_ways(swap: ScatteredSwap) -> tuple[list[Way], dict[str, str]]:
+    """A way a transport that can move this swap, the choice both ways, and why the other transports cannot."""
     names, missing = ways_of(swap.device, swap.host)
-    return [PythonWay(swap, name) for name in names], missing
+    return [*(PythonWay(swap, name) for name in names), PythonWay(swap, AUTO, "in")], missing
+
+
+def _launches(swap: ScatteredSwap) -> tuple[list[Way], dict[str, str]]:
+    """The ways to swap by one launch that there are here, and why not that from C; none where there is no kernel."""
+    if kernel.why_not(swap.swapper.pair):  # told of the transport of that name
+        return [], {}
+    prepared = PreparedLaunch(swap)
+    ways: list[Way] = [LaunchSubmitWay(swap, prepared), LaunchCallWay(swap)]
+    try:
+        return [LaunchCWay(swap, prepared), *ways], {}
+    except NoCompiler as error:
+        return ways, {LAUNCH_C: str(error)}
 
 
 def _checked(swap: ScatteredSwap, ways: Sequence[Way]) -> tuple[list[Way], dict[str, str]]:
@@ -111,10 +132,10 @@ def _checked(swap: ScatteredSwap, ways: Sequence[Way]) -> tuple[list[Way], dict[
     wrong: dict[str, str] = {}
     swap.prepare_content()
     for way in ways:
-        swap.reset_host()
+        swap.reset(way.direction)
         try:
             way.run()
-            fault = swap.fault()
+            fault = swap.fault(way.direction)
         except KVSwapDriverError as error:
             fault = str(error)
         if fault:
@@ -125,17 +146,17 @@ def _checked(swap: ScatteredSwap, ways: Sequence[Way]) -> tuple[list[Way], dict[
     return right, wrong
 
 
-def _measured(ways: Sequence[Way], repeats: int) -> Samples:
-    """Samples by way and what ran beside it.
+def _measured(ways: Sequence[Way], repeats: int, besides: Sequence[str]) -> Samples:
+    """Samples by way and what ran beside it: ALONE, BUSY.
 
     Within a repeat every way has its turn, first alone and then beside the busy thread, and the next repeat
     starts with the next way: what drifts, drifts for all.
     """
-    samples: Samples = {(way.name, beside): [] for beside in (ALONE, BUSY) for way in ways}
+    samples: Samples = {(way.name, beside): [] for beside in besides for way in ways}
     random = Random(0)
-    for repeat in range(repeats):
+    for repeat in tqdm(range(repeats), desc="host time", unit=" repeats", leave=False, disable=None):
         first = repeat % max(1, len(ways))
-        for beside in (ALONE, BUSY):
+        for beside in besides:
             with BusyThread() if beside == BUSY else nullcontext():
                 for way in [*ways[first:], *ways[:first]]:
                     taken = samples[way.name, beside]

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 
+from tqdm import tqdm
+
 from numba_kvswap.bench.arena import Arena, PlacedSwap
 from numba_kvswap.bench.c_loop import CLoop, NoCompiler
 from numba_kvswap.bench.cell_ways import CellWay, LoopWay, SwapWay, Taken
 from numba_kvswap.bench.cells import Axes, Cell, Selection, select
-from numba_kvswap.bench.matrix_report import Fault, MatrixReport, Measured, Missing, rows_of
-from numba_kvswap.bench.transports_here import ways_of
+from numba_kvswap.bench.matrix_report import Fault, MatrixReport, Missing
+from numba_kvswap.bench.named_ways import ways_of
+from numba_kvswap.bench.rows import Measured, rows_of
 from numba_kvswap.bench.ways import C_LOOP
 from numba_kvswap.driver import Driver, KVSwapDriverError
 from numba_kvswap.link import Link, LinkProbe
@@ -27,14 +30,22 @@ _REPEATS_MIN = 3
 # A cell so short that all its repeats take less than this is repeated further, up to so many times as asked.
 _CELL_SECONDS_MIN = 0.1
 _MORE_REPEATS = 10
+# Between two reports of what was measured so far.
+_CELLS_A_REPORT = 20
 
 Clock = Callable[[], float]
 
 
 @dataclass
-class _Found:
-    """What is known so far."""
+class _Run:
+    """A matrix under way: what was asked for, and what is known so far."""
 
+    axes: Axes
+    seconds: float
+    repeats: int
+    clock: Clock
+    start: float
+    selection: Selection
     cells: list[Cell] = field(default_factory=list)
     measured: list[Measured] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -42,62 +53,75 @@ class _Found:
     link: Link | None = None
     ended_by: str = ""
 
+    def report(self, now: float) -> MatrixReport:
+        assert self.link is not None
+        return MatrixReport(
+            seconds=now - self.start,
+            seconds_asked=self.seconds,
+            repeats=self.repeats,
+            link=self.link,
+            cells=list(self.cells),
+            rows=rows_of(self.measured, self.cells, self.link),
+            faults=list(self.faults),
+            missing=[Missing(way, why, cells) for (way, why), cells in self.missing.items()],
+            left_out=self.selection.left_out,
+            not_reached=len(self.selection.cells) - len(self.cells),
+            ended_by=self.ended_by,
+        )
+
 
 def measure_matrix(
-    driver: Driver, axes: Axes, seconds: float, repeats: int, clock: Clock = perf_counter
+    driver: Driver,
+    axes: Axes,
+    seconds: float,
+    repeats: int,
+    clock: Clock = perf_counter,
+    keep: Callable[[MatrixReport], object] = lambda report: None,
 ) -> MatrixReport:
     """Measure cells, each way `repeats` times or so, until `seconds` are over; the cell begun then is the last.
 
     Needs the current context of device 0. A way that fails, or does not match the reference, has a fault and no
     row in that cell. A driver that fails outside of any way ends the run, and what was measured is reported.
+    `keep` is given what is known after every 20 cells.
 
     Raises ValueError for less than one repeat, KVSwapDriverError where nothing could be measured at all.
     """
     if repeats < 1:
         raise ValueError(f"repeats is {repeats}; expected 1 or more")
-    start, selection, found = clock(), select(axes), _Found()
+    run = _Run(axes, seconds, repeats, clock, clock(), select(axes))
     try:
-        _measure_cells(driver, axes, selection, repeats, found, clock, start + seconds)
+        _measure_cells(driver, run, keep)
     except KVSwapDriverError as error:
-        if found.link is None or not found.measured:
+        if run.link is None or not run.measured:
             raise
-        found.ended_by = str(error)
-    assert found.link is not None
-    return MatrixReport(
-        seconds=clock() - start,
-        seconds_asked=seconds,
-        repeats=repeats,
-        link=found.link,
-        cells=found.cells,
-        rows=rows_of(found.measured, found.cells, found.link),
-        faults=found.faults,
-        missing=[Missing(way, why, cells) for (way, why), cells in found.missing.items()],
-        left_out=selection.left_out,
-        not_reached=len(selection.cells) - len(found.cells),
-        ended_by=found.ended_by,
-    )
+        run.ended_by = str(error)
+    return run.report(clock())
 
 
-def _measure_cells(
-    driver: Driver, axes: Axes, selection: Selection, repeats: int, found: _Found, clock: Clock, deadline: float
-) -> None:
-    loop = compiled_loop(found.missing)
+def _measure_cells(driver: Driver, run: _Run, keep: Callable[[MatrixReport], object]) -> None:
+    loop = compiled_loop(run.missing)
     with (
-        LinkProbe(driver, axes.link_bytes) as probe,
-        Arena(driver, axes.arena_bytes) as arena,
+        LinkProbe(driver, run.axes.link_bytes) as probe,
+        Arena(driver, run.axes.arena_bytes) as arena,
         two_streams(driver) as streams,
+        tqdm(total=round(run.seconds), desc="matrix", unit="s", disable=None) as bar,
     ):
         for _ in range(_LINK_TAKES_AT_FIRST):
             probe.take()
-        found.link, last_take = probe.link(), clock()
-        for cell in selection.cells:
-            if clock() >= deadline:
+        run.link, last_take = probe.link(), run.clock()
+        for cell in run.selection.cells:
+            now = run.clock()
+            if now - run.start >= run.seconds:
                 break
-            if clock() - last_take >= _LINK_EVERY_S:
+            if now - last_take >= _LINK_EVERY_S:
                 probe.take()
-                found.link, last_take = probe.link(), clock()
-            found.cells.append(cell)
-            _measure_cell(PlacedSwap(arena, cell), loop, streams, repeats, found)
+                run.link, last_take = probe.link(), now
+            bar.set_postfix_str(f"{len(run.cells)} of {len(run.selection.cells)} cells", refresh=False)
+            bar.update(int(now - run.start) - bar.n)
+            run.cells.append(cell)
+            _measure_cell(PlacedSwap(arena, cell), loop, streams, run)
+            if len(run.cells) % _CELLS_A_REPORT == 0:
+                keep(run.report(now))
 
 
 def compiled_loop(missing: Counter[tuple[str, str]]) -> CLoop | None:
@@ -122,17 +146,17 @@ def two_streams(driver: Driver) -> Iterator[tuple[int, int]]:
                 driver.stream_destroy(stream)
 
 
-def _measure_cell(placed: PlacedSwap, loop: CLoop | None, streams: Sequence[int], repeats: int, found: _Found) -> None:
-    index = len(found.cells) - 1
+def _measure_cell(placed: PlacedSwap, loop: CLoop | None, streams: Sequence[int], run: _Run) -> None:
+    index = len(run.cells) - 1
     ways, faults, missing = right_ways(placed, loop, streams[: len(placed.moves)])
-    found.missing.update(missing.items())
-    taken = _repeated(ways, repeats, faults)
+    run.missing.update(missing.items())
+    taken = _repeated(ways, run.repeats, faults)
     right = [way for way in ways if way.name not in faults]
     if right and (fault := placed.fault()):
         # Each was right once, and nobody can say which was wrong later.
         faults |= {way.name: f"after all repeats of all ways: {fault}" for way in right}
-    found.faults += [Fault(index, way, why) for way, why in faults.items()]
-    found.measured += [Measured.of(index, way, taken[way.name]) for way in right if way.name not in faults]
+    run.faults += [Fault(index, way, why) for way, why in faults.items()]
+    run.measured += [Measured.of(index, way, taken[way.name]) for way in right if way.name not in faults]
 
 
 def right_ways(

@@ -13,9 +13,10 @@ from typing import Any, get_args
 from numba_kvswap.bench.bench_report import BenchReport
 from numba_kvswap.bench.beside_report import BesideReport
 from numba_kvswap.bench.cells import Cell
-from numba_kvswap.bench.matrix_report import MatrixReport, Row
+from numba_kvswap.bench.matrix_report import MatrixReport
+from numba_kvswap.bench.named_ways import AUTO
 from numba_kvswap.bench.places import Run
-from numba_kvswap.bench.transports_here import AUTO
+from numba_kvswap.bench.rows import Row
 from numba_kvswap.bench.ways import C_LOOP
 
 _GREY = "#808080"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from numba_kvswap.bench.launch_ways import LAUNCH_C, LAUNCH_CALL, LAUNCH_SUBMIT
+from numba_kvswap.bench.named_ways import AUTO
 from numba_kvswap.bench.scattered_swap import Geometry
 from numba_kvswap.bench.spread import Spread
-from numba_kvswap.bench.table import aligned, number
-from numba_kvswap.bench.ways import BINDINGS_LOOP, C_LOOP, PYTHON
+from numba_kvswap.bench.ways import BINDINGS_LOOP, C_LOOP, PYTHON_COPIES, python_name
 from numba_kvswap.link import Link
+from numba_kvswap.text_table import aligned, number
 
 ALONE, BUSY = "alone", "busy thread"
 #: Where in its turn with the GIL a call begins. After a wait the turn is fresh: nobody cuts it short for a whole switch
@@ -18,11 +20,17 @@ ALONE, BUSY = "alone", "busy thread"
 ANYWHERE, AFTER_A_WAIT = "anywhere", "right after a wait"
 BEGINNINGS = (ANYWHERE, AFTER_A_WAIT)
 
+#: The most that the hundredth worst call beside a busy thread may take of the median alone.
+BUSY_P99_TO_P50_MAX = 3.0
+#: The most microseconds that a launch from Python may take beyond the same launch from C.
+OVER_C_US_MAX = 10.0
+_AUTO_CALLS = (python_name(AUTO, "out"), python_name(AUTO, "in"))
+
 # Name of a ratio: of which row, to which. Each is of medians.
 _RATIOS = {
-    "python_to_c_alone": ((PYTHON, ALONE), (C_LOOP, ALONE)),
-    "python_busy_to_c_alone": ((PYTHON, BUSY), (C_LOOP, ALONE)),
-    "python_busy_to_python_alone": ((PYTHON, BUSY), (PYTHON, ALONE)),
+    "python_to_c_alone": ((PYTHON_COPIES, ALONE), (C_LOOP, ALONE)),
+    "python_busy_to_c_alone": ((PYTHON_COPIES, BUSY), (C_LOOP, ALONE)),
+    "python_busy_to_python_alone": ((PYTHON_COPIES, BUSY), (PYTHON_COPIES, ALONE)),
     "bindings_to_c_alone": ((BINDINGS_LOOP, ALONE), (C_LOOP, ALONE)),
     "bindings_busy_to_c_alone": ((BINDINGS_LOOP, BUSY), (C_LOOP, ALONE)),
 }
@@ -61,8 +69,24 @@ class CallRow:
 
 
 @dataclass(frozen=True)
+class Bar:
+    """One figure that must be shown: what it is, and the most it may be."""
+
+    name: str
+    found: float
+    most: float
+
+    @property
+    def met(self) -> bool:
+        return self.found <= self.most
+
+
+@dataclass(frozen=True)
 class HostTimeReport:
-    """All figures of one run. A way without rows has its reason in `why_missing`."""
+    """All figures of one run. A way without rows has its reason in `why_missing`.
+
+    launch: the swap by one kernel, submitted in C, by the compiled loop alone, and by the whole Python call.
+    """
 
     engine: str
     repeats: int
@@ -71,6 +95,7 @@ class HostTimeReport:
     geometry: Geometry
     plan: Sequence[PlanRow]
     submit: Sequence[SubmitRow]
+    launch: Sequence[SubmitRow] = ()
     calls: Sequence[CallRow] = ()
     link: Link | None = None
     why_missing: Mapping[str, str] = field(default_factory=dict)
@@ -87,6 +112,23 @@ class HostTimeReport:
     def landed_gb_per_s(self, row: SubmitRow) -> float | None:
         """GB/s (10^9 bytes) from call to last byte."""
         return None if row.landed_s is None else self.geometry.bytes / row.landed_s / 1e9
+
+    def over_c_us(self, row: SubmitRow) -> float | None:
+        """Microseconds that a launch's median is above that from C, None where the latter was not measured."""
+        in_c = next((one.time.median_us for one in self.launch if one.way == LAUNCH_C), None)
+        return None if in_c is None else row.time.median_us - in_c
+
+    def bars(self) -> Iterator[Bar]:
+        """Beside a busy thread, auto's call each way, and launches beside the same from C."""
+        medians = {(row.way, row.begins): row.p50_us for row in self.calls if row.beside == ALONE}
+        for row in self.calls:
+            if row.beside == BUSY and row.way in _AUTO_CALLS and (row.way, row.begins) in medians:
+                name = f"{row.way}, {row.begins}: p99 beside a busy thread to p50 alone"
+                yield Bar(name, row.p99_us / medians[row.way, row.begins], BUSY_P99_TO_P50_MAX)
+        for launch in self.launch:
+            over = self.over_c_us(launch)
+            if launch.way in (LAUNCH_SUBMIT, LAUNCH_CALL) and over is not None:
+                yield Bar(f"{launch.way}: us more than from C", over, OVER_C_US_MAX)
 
     def _median_us(self, way: str, beside: str) -> float | None:
         return next((row.time.median_us for row in self.submit if (row.way, row.beside) == (way, beside)), None)
@@ -113,7 +155,12 @@ class HostTimeReport:
                 for row in self.plan
             ],
             "submit": [self._submit_json(row) for row in self.submit],
+            "launch": [
+                {"way": row.way, **vars(row.time), "over_c_us": self.over_c_us(row), "landed_s": row.landed_s}
+                for row in self.launch
+            ],
             "calls": [vars(row) for row in self.calls],
+            "bars": [vars(bar) | {"met": bar.met} for bar in self.bars()],
             "ratios": self.ratios,
             "link": link and vars(link) | {"out_gb_per_s": link.out_gb_per_s, "in_gb_per_s": link.in_gb_per_s},
             "why_missing": dict(self.why_missing),
@@ -136,7 +183,9 @@ class HostTimeReport:
             self._plan_lines(),
             self._submit_lines(),
             self._ratio_lines(),
+            self._launch_lines(),
             self._call_lines(),
+            self._bar_lines(),
             self._link_lines(),
         ]
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
@@ -181,6 +230,19 @@ class HostTimeReport:
     def _ratio_lines(self) -> list[str]:
         found = {name.replace("_", " "): ratio for name, ratio in self.ratios.items() if ratio is not None}
         return aligned([(name, f"{ratio:.2f}") for name, ratio in found.items()], left_columns=1) if found else []
+
+    def _launch_lines(self) -> list[str]:
+        if not self.launch:
+            return []
+        rows = [("the same by one kernel", "median us", "min us", "max us", "times", "us more than from C")]
+        rows += [(row.way, *_spread_cells(row.time), number(self.over_c_us(row), 1)) for row in self.launch]
+        return aligned(rows, left_columns=1)
+
+    def _bar_lines(self) -> list[str]:
+        rows = [
+            (bar.name, f"{bar.found:.2f}", f"<= {bar.most:.0f}", "ok" if bar.met else "MISS") for bar in self.bars()
+        ]
+        return aligned([("must show", "found", "bar", ""), *rows], left_columns=1) if rows else []
 
     def _call_lines(self) -> list[str]:
         if not self.calls:

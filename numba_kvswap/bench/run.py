@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 from numba_kvswap.bench.bench_report import BenchReport
@@ -17,33 +18,39 @@ from numba_kvswap.driver import Driver, SimulatedDriver, cuda_driver
 What = Literal["all", "host-time", "matrix"]
 
 Say = Callable[[str], object]
+#: Given the report as far as it has come, now and then and at the end: a run that is killed has kept that much.
+Keep = Callable[[BenchReport], object]
 
 
-def bench(engine: str, what: What, minutes: float, repeats: int, calls: int, say: Say = print) -> BenchReport:
+def bench(engine: str, what: What, minutes: float, repeats: int, calls: int, keep: Keep, say: Say = print) -> None:
     """Host time, the matrix within `minutes`, or both; each part's table goes to `say` once it is there.
 
     Raises what the parts raise.
     """
     driver, axes = _driver_named(engine)
-    host_time = matrix = None
+    report = BenchReport(engine, machine(driver), versions())
     if what in ("all", "host-time"):
         measured = measure_host_time(engine, repeats, calls)
-        host_time = measured.to_plain()
+        report = replace(report, host_time=measured.to_plain())
+        keep(report)
         say(measured.table())
     if what in ("all", "matrix"):
         with driver.activate(0):
-            matrix = measure_matrix(driver, axes, minutes * 60, repeats)
-        say(("\n" if host_time else "") + matrix.table())
-    return BenchReport(engine, machine(driver), versions(), host_time, matrix)
+            matrix = measure_matrix(
+                driver, axes, minutes * 60, repeats, keep=lambda so_far: keep(replace(report, matrix=so_far))
+            )
+        say(("\n" if report.host_time else "") + matrix.table())
+        keep(replace(report, matrix=matrix))
 
 
-def bench_beside(engine: str, work: WorkName, window_s: float, say: Say = print) -> BenchReport:
+def bench_beside(engine: str, work: WorkName, window_s: float, keep: Keep, say: Say = print) -> None:
     """Swaps beside other work; the table goes to `say`. Raises what `measure_beside` raises."""
     driver, axes = _driver_named(engine)
+    report = BenchReport(engine, machine(driver), versions())
     with driver.activate(0):
-        beside = measure_beside(driver, axes, work, window_s)
+        beside = measure_beside(driver, axes, work, window_s, keep=lambda so_far: keep(replace(report, beside=so_far)))
+    keep(replace(report, beside=beside))
     say(beside.table())
-    return BenchReport(engine, machine(driver), versions(), beside=beside)
 
 
 def _driver_named(engine: str) -> tuple[Driver, Axes]:

@@ -10,15 +10,18 @@ import numpy.typing as npt
 
 from numba_kvswap import reference
 from numba_kvswap.bench.copy_list import copy_list
+from numba_kvswap.cache_pair import Direction
 from numba_kvswap.caches import DeviceCache, HostCache
 from numba_kvswap.driver import Driver
+from numba_kvswap.ids import Ids
 from numba_kvswap.memory import DriverMemory
 from numba_kvswap.plan import Plan
 from numba_kvswap.swapper import Swapper
 
 Bytes = npt.NDArray[np.uint8]
+Layers = list[Bytes]
 
-# What the host pool holds before a checked swap. No random block of any size worth swapping holds it.
+# What the target holds before a checked swap. No random block of any size worth swapping holds it.
 _UNTOUCHED = 0xA5
 
 
@@ -64,39 +67,54 @@ class ScatteredSwap:
             driver, blocks=geometry.cache_blocks, block_bytes=[geometry.block_bytes] * geometry.layers
         )
         self.host = HostCache.allocate(self.device, blocks=geometry.cache_blocks, layout="layer_major")
-        self.swapper = Swapper(self.device, self.host)
+        #: One copy a run and layer, as FastDeploy swaps.
+        self.swapper = Swapper(self.device, self.host, transport="copies")
         self.copies = copy_list(Plan(self.device_ids, self.host_ids), self.device.layers, self.host.layers)
         self.stream = driver.stream_create()
-        self._expected: list[Bytes] = []
+        # What device and host hold before swaps out of the one or the other, and what the reference makes of it.
+        self._content: dict[Direction, tuple[Layers, Layers]] = {}
+        self._expected: dict[Direction, Layers] = {}
 
     def prepare_content(self) -> None:
-        """Fill the device at random, read it back, and let the reference say what the host must hold."""
-        shape = (self.geometry.cache_blocks, self.geometry.block_bytes)
-        for layer in self.device.layers:
-            content = np.frombuffer(self._random.bytes(shape[0] * shape[1]), np.uint8)
-            self.driver.copy_now(layer.address, content.ctypes.data, content.size)
-        found = [np.empty(shape, np.uint8) for _ in self.device.layers]
-        for layer, content in zip(self.device.layers, found, strict=True):
-            self.driver.copy_now(content.ctypes.data, layer.address, content.size)
-        self._expected = [np.full(shape, _UNTOUCHED, np.uint8) for _ in self.device.layers]
-        reference.swap_blocks(found, self._expected, self.device_ids, self.host_ids)
+        """Draw what is swapped, and let the reference say what either side must hold after it."""
+        shape, layers = (self.geometry.cache_blocks, self.geometry.block_bytes), range(self.geometry.layers)
+        blocks = [np.frombuffer(self._random.bytes(shape[0] * shape[1]), np.uint8).reshape(shape) for _ in layers]
+        untouched = [np.full(shape, _UNTOUCHED, np.uint8) for _ in layers]
+        self._content = {"out": (blocks, untouched), "in": (untouched, blocks)}
+        ids: dict[Direction, tuple[Ids, Ids]] = {
+            "out": (self.device_ids, self.host_ids),
+            "in": (self.host_ids, self.device_ids),
+        }
+        for direction, source_and_target in ids.items():
+            self._expected[direction] = [layer.copy() for layer in untouched]
+            reference.swap_blocks(blocks, self._expected[direction], *source_and_target)
 
-    def reset_host(self) -> None:
-        """Take every swapped block off the host pool again, for the next way to be checked."""
-        for index in range(self.geometry.layers):
-            self.host.layer(index)[:] = _UNTOUCHED
+    def reset(self, direction: Direction) -> None:
+        """Take every swapped block off the target again, for the next way of that direction to be checked."""
+        device, host = self._content[direction]
+        for index, (device_layer, host_layer) in enumerate(zip(device, host, strict=True)):
+            self.driver.copy_now(self.device.layers[index].address, device_layer.ctypes.data, device_layer.nbytes)
+            self.host.layer(index)[:] = host_layer
 
-    def fault(self) -> str:
-        """Where the host pool differs from what the reference says, in words; "" where it does not."""
-        for index, expected in enumerate(self._expected):
-            wrong = np.flatnonzero((self.host.layer(index) != expected).any(axis=1))
+    def fault(self, direction: Direction) -> str:
+        """Where the target differs from what the reference says, in words; "" where it does not."""
+        side = "host" if direction == "out" else "device"
+        for index, expected in enumerate(self._expected[direction]):
+            wrong = np.flatnonzero((self._found(side, index) != expected).any(axis=1))
             if wrong.size:
-                return f"wrong bytes: layer {index}, host block {wrong[0]} differs from the reference"
+                return f"wrong bytes: layer {index}, {side} block {wrong[0]} differs from the reference"
         return ""
+
+    def _found(self, side: str, index: int) -> Bytes:
+        if side == "host":
+            return self.host.layer(index)
+        found = np.empty((self.geometry.cache_blocks, self.geometry.block_bytes), np.uint8)
+        self.driver.copy_now(found.ctypes.data, self.device.layers[index].address, found.nbytes)
+        return found
 
     def drop_content(self) -> None:
         """Let go of what `fault` compares with."""
-        self._expected = []
+        self._content, self._expected = {}, {}
 
     def close(self) -> None:
         """Wait for the stream, then free it and both caches; a second call does nothing."""

@@ -1,4 +1,4 @@
-/* What a program written in C would do: one driver call a copy, or a launch, and nothing else. */
+/* What a program written in C would do: one driver call a copy, or those of one launch, and nothing else. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -8,6 +8,8 @@ typedef int (*memcpy_async_t)(uint64_t target, uint64_t source, size_t bytes, vo
 typedef int (*launch_t)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                         unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **params,
                         void **extra);
+
+typedef int (*event_record_t)(void *event, void *stream);
 
 static int64_t now_ns(void)
 {
@@ -30,18 +32,23 @@ int submit_loop(void *memcpy_async, const uint64_t *targets, const uint64_t *sou
     return status;
 }
 
-/* Launches a one-dimensional grid `repeats` times through a function of cuLaunchKernel's shape; ns_out has the
-   nanoseconds of each call. Returns the first status that is not 0, else 0; nothing is launched after it. */
-int launch_loop(void *launch, void *function, unsigned grid_x, unsigned block_x, void *stream, void **params,
-                size_t repeats, int64_t *ns_out)
+/* The calls of a swap by one kernel, on `stream`: record `start`, copy the table of ids to the device, launch a
+   one-dimensional grid over it, record `end`. Returns the first status that is not 0, else 0. */
+int launch_swap(void *event_record, void *memcpy_async, void *launch, void *start, void *end, uint64_t table_device,
+                uint64_t table_host, size_t table_bytes, void *function, unsigned grid_x, unsigned block_x,
+                void **params, void *stream, int64_t *host_ns)
 {
+    event_record_t record = (event_record_t)event_record;
+    memcpy_async_t copy = (memcpy_async_t)memcpy_async;
     launch_t call = (launch_t)launch;
-    for (size_t i = 0; i < repeats; i++) {
-        int64_t start_ns = now_ns();
-        int refused = call(function, grid_x, 1, 1, block_x, 1, 1, 0, stream, params, NULL);
-        ns_out[i] = now_ns() - start_ns;
-        if (refused != 0)
-            return refused;
-    }
-    return 0;
+    int64_t start_ns = now_ns();
+    int status = record(start, stream);
+    if (status == 0)
+        status = copy(table_device, table_host, table_bytes, stream);
+    if (status == 0)
+        status = call(function, grid_x, 1, 1, block_x, 1, 1, 0, stream, params, NULL);
+    if (status == 0)
+        status = record(end, stream);
+    *host_ns = now_ns() - start_ns;
+    return status;
 }

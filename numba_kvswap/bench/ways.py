@@ -7,11 +7,12 @@ from time import perf_counter_ns
 from typing import Any, Protocol
 
 from numba_kvswap.bench.c_loop import CLoop
+from numba_kvswap.bench.named_ways import swapper_by
 from numba_kvswap.bench.scattered_swap import ScatteredSwap
-from numba_kvswap.bench.transports_here import swapper_by
+from numba_kvswap.cache_pair import Direction
 from numba_kvswap.driver import KVSwapDriverError
 
-PYTHON, C_LOOP, BINDINGS_LOOP = "python", "c loop", "bindings loop"
+C_LOOP, BINDINGS_LOOP = "c loop", "bindings loop"
 
 
 @dataclass(frozen=True)
@@ -28,27 +29,38 @@ class Sample:
 
 class Way(Protocol):
     name: str
+    direction: Direction
 
     def run(self) -> Sample:
         """Swap once and wait for it. Raises KVSwapDriverError. Needs the current context of device 0."""
 
 
 class PythonWay:
-    """``Swapper.swap_out`` with NumPy ids: planned, checked, submitted; by a named transport, or as it comes."""
+    """``Swapper.swap_out``, or ``swap_in``, with NumPy ids: planned, checked, submitted by a named way."""
 
-    def __init__(self, swap: ScatteredSwap, transport: str = "") -> None:
-        self.name = f"{PYTHON}, {transport}" if transport else PYTHON
+    def __init__(self, swap: ScatteredSwap, way: str, direction: Direction = "out") -> None:
+        self.name, self.direction = python_name(way, direction), direction
         self._swap = swap
-        self._swapper = swapper_by(swap.device, swap.host, transport) if transport else swap.swapper
+        swapper = swapper_by(swap.device, swap.host, way)
+        self._swap_blocks = swapper.swap_out if direction == "out" else swapper.swap_in
 
     def run(self) -> Sample:
-        swap = self._swap
-        swap_out, device_ids, host_ids, stream = self._swapper.swap_out, swap.device_ids, swap.host_ids, swap.stream
+        swap, swap_blocks = self._swap, self._swap_blocks
+        device_ids, host_ids, stream = swap.device_ids, swap.host_ids, swap.stream
         start = perf_counter_ns()
-        transfer = swap_out(device_ids, host_ids, stream)
+        transfer = swap_blocks(device_ids, host_ids, stream)
         returned = perf_counter_ns()
         transfer.wait()
         return Sample((returned - start) / 1e3, (perf_counter_ns() - start) / 1e9)
+
+
+def python_name(way: str, direction: Direction = "out") -> str:
+    """Of a PythonWay."""
+    return f"python, {way}" if direction == "out" else f"python, {way}, in"
+
+
+#: The copies that the loops make too.
+PYTHON_COPIES = python_name("copies")
 
 
 class CWay:
@@ -58,6 +70,7 @@ class CWay:
     """
 
     name = C_LOOP
+    direction: Direction = "out"
 
     def __init__(self, swap: ScatteredSwap) -> None:
         self._swap = swap
@@ -84,6 +97,7 @@ class BindingsWay:
     """
 
     name = BINDINGS_LOOP
+    direction: Direction = "out"
 
     def __init__(self, swap: ScatteredSwap, bindings: Any) -> None:
         self._swap, self._bindings = swap, bindings

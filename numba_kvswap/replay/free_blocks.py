@@ -10,11 +10,11 @@ class FreeBlocks(Protocol):
     """Blocks are given to ids and taken back, `blocks_per_id` at a time.
 
     A list of blocks that was given out is known again by its identity. It may stay empty, its blocks only promised,
-    until `settle` ends the request.
+    until `settle` ends the request. As many blocks as are to be kept free are free after any request.
     """
 
     def has_room(self) -> bool:
-        """Whether there are blocks for one id more."""
+        """Whether there are blocks for one id more, beside those kept free."""
 
     def take(self, beside: Sequence[int]) -> list[int]:
         """An id's blocks by position; there must be room. `beside` are the blocks that it leaves on the other side."""
@@ -32,12 +32,12 @@ class FreeStack:
     Fresh blocks are used from block 0 upwards.
     """
 
-    def __init__(self, blocks: int, blocks_per_id: int) -> None:
+    def __init__(self, blocks: int, blocks_per_id: int, kept_free: int = 0) -> None:
         self._free = list(range(blocks - 1, -1, -1))
-        self._blocks_per_id = blocks_per_id
+        self._blocks_per_id, self._kept_free = blocks_per_id, kept_free
 
     def has_room(self) -> bool:
-        return len(self._free) >= self._blocks_per_id
+        return len(self._free) >= self._blocks_per_id + self._kept_free
 
     def take(self, beside: Sequence[int]) -> list[int]:
         return [self._free.pop() for _ in range(self._blocks_per_id)]
@@ -55,19 +55,20 @@ class FreeRuns:
 
     So they lie together as far as the free runs allow. Those of one id lie in the order of its blocks on the other
     side, so that blocks which ascend there, but not by position, still make one run. What is given back within the
-    request that took it never had blocks.
+    request that took it never had blocks. Where nothing is kept free, what was just given back is all there is to
+    choose from once the tier is full.
     """
 
-    def __init__(self, blocks: int, blocks_per_id: int) -> None:
+    def __init__(self, blocks: int, blocks_per_id: int, kept_free: int = 0) -> None:
         self._allocator = BlockAllocator(blocks)
-        self._blocks_per_id = blocks_per_id
+        self._blocks_per_id, self._kept_free = blocks_per_id, kept_free
         self._given_back: list[int] = []
         # By identity, since they are all empty, and so equal.
         self._promised: dict[int, tuple[list[int], Sequence[int]]] = {}
 
     def has_room(self) -> bool:
         free = self._allocator.free_blocks + len(self._given_back)
-        return free >= (len(self._promised) + 1) * self._blocks_per_id
+        return free >= (len(self._promised) + 1) * self._blocks_per_id + self._kept_free
 
     def take(self, beside: Sequence[int]) -> list[int]:
         """An empty list, until `settle`."""

@@ -1,4 +1,4 @@
-"""The @cuda.jit kernels, and the only importer of numba.cuda: fill blocks, and count those that differ.
+"""The @cuda.jit kernels of the replay: fill blocks, and count those that differ. Imports numba.cuda.
 
 They reach memory by address, through two intrinsics, so that one launch covers all layers of a cache wherever
 they lie.
@@ -24,7 +24,6 @@ from numba_kvswap.replay.content import GAMMA_U64, block_start, mixed
 _THREADS = 256
 _TABLES_MAX = 64
 
-HOW_TO_GET_KERNELS = "install this package with its extra cu13 (cu12 for a CUDA 12 driver), and NumPy below 2.5"
 _WORD_BYTES = np.uint64(8)
 _BYTE_BITS = np.uint64(8)
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from numba_kvswap.caches import DeviceCache, HostCache
+from numba_kvswap.choice import Favor
 from numba_kvswap.ids import Ids
 from numba_kvswap.replay.models import BlockShape
 from numba_kvswap.replay.report import ReplayReport
@@ -22,15 +23,29 @@ _UNTIMED_MAX = 4
 
 
 def replay(
-    requests: Iterable[Request], layers: Sequence[BlockShape], placement: Placement, stage: Stage
+    requests: Iterable[Request],
+    layers: Sequence[BlockShape],
+    placement: Placement,
+    stage: Stage,
+    transport: str = "auto",
+    favor: Favor = "swap",
 ) -> ReplayReport:
     """Carry out every request: its swap outs as one call, then its swap ins as one, then what it computes.
 
     Each block swapped in is compared, behind its swap on the stream, with what its id must hold; at the end so is
-    every resident block of both sides. `placement` is a fresh one. Memory beside the two pools does not grow with the
-    trace.
+    every resident block of both sides. `placement` is a fresh one. `transport` and `favor` are the Swapper's, between
+    device layers of their own and a block-major host pool. Memory beside the two pools does not grow with the trace.
+
+    Raises ValueError for a transport that is not known or cannot move these blocks, KVSwapDriverError, MemoryError.
     """
-    report = ReplayReport(engine=stage.engine, device=stage.device_name, host_slots=placement.host_slots)
+    report = ReplayReport(
+        engine=stage.engine,
+        device=stage.device_name,
+        host_slots=placement.host_slots,
+        host_headroom_percent=placement.host_headroom_percent,
+        transport=transport,
+        favor=favor,
+    )
     link = stage.link()
     if link is not None:
         report.link_gb_per_s_out, report.link_gb_per_s_in = link.out_gb_per_s, link.in_gb_per_s
@@ -41,9 +56,10 @@ def replay(
         block_bytes=[layer.block_bytes for layer in layers],
         dtype=layers[0].dtype,
     )
-    with HostCache.allocate(device_cache, blocks=placement.host_blocks) as host_cache:
+    with HostCache.allocate(device_cache, blocks=placement.host_blocks, layout="block_major") as host_cache:
         stage.prepare(device_cache)
-        _Replay(Swapper(device_cache, host_cache), placement, stage, report).run(requests)
+        swapper = Swapper(device_cache, host_cache, transport=transport, favor=favor)
+        _Replay(swapper, placement, stage, report).run(requests)
     report.seconds = time.perf_counter() - started
     return report
 
@@ -80,6 +96,8 @@ class _Replay:
 
     def _note(self, transfer: Transfer) -> None:
         report = self._report
+        counts = report.transfers_by_transport
+        counts[transfer.transport] = counts.get(transfer.transport, 0) + 1
         if transfer.direction == "out":
             report.blocks_out += transfer.blocks
             report.runs_out += transfer.runs

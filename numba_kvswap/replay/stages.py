@@ -86,7 +86,8 @@ class CudaStage:
     engine = "cuda"
 
     def __init__(self) -> None:
-        from numba_kvswap.replay.kernels import HOW_TO_GET_KERNELS, why_no_kernels
+        from numba_kvswap.kernels.loaded import HOW_TO_GET_KERNELS
+        from numba_kvswap.replay.kernels import why_no_kernels
 
         self.driver: Driver = cuda_driver()
         if missing := why_no_kernels():

@@ -3,6 +3,7 @@
 Two tiers, each with its own least-recently-used order. This file decides; it moves no bytes.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
@@ -68,15 +69,24 @@ class Placement:
     the same request has dropped from the host again is then not swapped out at all. An id's blocks lie there in the
     order of the device blocks that they leave.
 
+    `host_headroom_percent` of the host's blocks, rounded up, stay free: the host then holds fewer ids, under either
+    kind of slots, and an allocator has free runs to choose from. By the rules the host lacks blocks so much sooner.
+
     Every step costs O(blocks_per_id), counted over a whole request; `contiguous` adds O(log n) in the n free runs of
     host blocks for each run that a request frees or fills.
 
-    Raises ValueError for `blocks_per_id` under 1, a device that cannot hold one id, negative `host_blocks`, or host
-    slots of another name. A host too small for one id is allowed: whatever leaves the device is then lost.
+    Raises ValueError for `blocks_per_id` under 1, a device that cannot hold one id, negative `host_blocks`, host slots
+    of another name, or a headroom that is not from 0 to below 100. A host too small for one id is allowed: whatever
+    leaves the device is then lost.
     """
 
     def __init__(
-        self, device_blocks: int, host_blocks: int, blocks_per_id: int = 1, host_slots: str = "contiguous"
+        self,
+        device_blocks: int,
+        host_blocks: int,
+        blocks_per_id: int = 1,
+        host_slots: str = "contiguous",
+        host_headroom_percent: float = 0.0,
     ) -> None:
         if blocks_per_id < 1:
             raise ValueError(f"blocks_per_id: came {blocks_per_id}, expected 1 or more")
@@ -89,11 +99,14 @@ class Placement:
             raise ValueError(f"host_blocks: came {host_blocks}, expected 0 or more")
         if host_slots not in HOST_SLOTS:
             raise ValueError(f"host_slots: came {host_slots!r}, expected one of {', '.join(HOST_SLOTS)}")
+        if not 0 <= host_headroom_percent < 100:
+            raise ValueError(f"host_headroom_percent: came {host_headroom_percent}, expected 0 or more, below 100")
         self.device_blocks, self.host_blocks, self.blocks_per_id = device_blocks, host_blocks, blocks_per_id
-        self.host_slots = host_slots
+        self.host_slots, self.host_headroom_percent = host_slots, host_headroom_percent
+        kept_free = math.ceil(host_blocks * host_headroom_percent / 100)
         self._ids_max = device_blocks // blocks_per_id
         self._device = _Tier(FreeStack(device_blocks, blocks_per_id), blocks_per_id)
-        self._host = _Tier(HOST_SLOTS[host_slots](host_blocks, blocks_per_id), blocks_per_id)
+        self._host = _Tier(HOST_SLOTS[host_slots](host_blocks, blocks_per_id, kept_free), blocks_per_id)
 
     def place(self, hash_ids: Iterable[int]) -> Moves:
         """Place one request's ids and return what must move for it. Ids fit int64 (else OverflowError)."""

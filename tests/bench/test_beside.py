@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -12,10 +13,12 @@ import pytest
 from numba_kvswap.bench import beside, cell_ways
 from numba_kvswap.bench.bench_report import BenchReport
 from numba_kvswap.bench.beside import beside_cells, measure_beside
-from numba_kvswap.bench.cells import SIMULATED_AXES
-from numba_kvswap.bench.transports_here import NAMES
+from numba_kvswap.bench.beside_report import BesideReport, BesideRow
+from numba_kvswap.bench.cells import CUDA_AXES, SIMULATED_AXES
+from numba_kvswap.bench.named_ways import AUTO, AUTO_COMPUTE, FIXED
 from numba_kvswap.bench.works import PythonWork, QueuedWork, copies_within, work_named
 from numba_kvswap.driver import KVSwapDriverError, SimulatedDriver
+from numba_kvswap.link import Link
 from numba_kvswap.swapper import Swapper
 
 AXES = replace(SIMULATED_AXES, typical_bytes=64, full_bytes=512)
@@ -25,14 +28,22 @@ class PretendedGPU(SimulatedDriver):
     name = "cuda"
 
 
-def measured(work: str, driver=None):
-    driver = driver or SimulatedDriver()
-    before = threading.active_count()
-    with driver.activate(0):
-        report = measure_beside(driver, AXES, work, 0.01)
-    assert threading.active_count() == before
-    assert (driver.live_allocations(), driver.live_streams()) == (0, 0)
+def measured(work: str, keep=lambda report: None):
+    driver = SimulatedDriver()
+    for _ in range(2):  # what the transports keep of a device, and tqdm of a thread, they have made the first time
+        before = driver.live_allocations(), driver.live_streams(), threading.active_count()
+        with driver.activate(0):
+            report = measure_beside(driver, AXES, work, 0.01, keep)
+        gc.collect()
+    assert (driver.live_allocations(), driver.live_streams(), threading.active_count()) == before
     return report
+
+
+def test_what_is_known_is_kept_after_every_cell():
+    kept = []
+    report = measured("python", kept.append)
+    assert [len({row.cell for row in one.rows}) for one in kept[-6:]] == [1, 2, 3, 4, 5, 6]
+    assert kept[-1] == report
 
 
 def test_each_way_in_each_cell_has_what_it_costs_and_what_it_is_cost():
@@ -43,7 +54,9 @@ def test_each_way_in_each_cell_has_what_it_costs_and_what_it_is_cost():
         for direction in ("out", "in")
         for kind in (("block_major", "1"), ("block_major", "host"), ("layer_major", "1"))
     }
-    assert {(row.cell, row.way) for row in report.rows} >= {(cell, way) for cell in range(6) for way in NAMES}
+    assert {(row.cell, row.way) for row in report.rows} >= {
+        (cell, way) for cell in range(6) for way in (*FIXED, AUTO, AUTO_COMPUTE)
+    }
     for row in report.rows:
         assert row.slowdown == row.work_beside_s / row.work_alone_s > 0
         assert row.kept == row.beside_gb_per_s / row.alone_gb_per_s > 0
@@ -77,6 +90,28 @@ def test_a_way_that_fails_beside_leaves_faults_and_no_figures(monkeypatch):
     assert not report.rows
     assert {fault.cell for fault in report.faults} == set(range(6))
     assert "CUDA_ERROR_LATER" in report.table()
+
+
+def made_up(work, *found) -> BesideReport:
+    """found: of each way its ratio to the link, and the slowdown, in a block-major cell of host runs."""
+    cells = list(beside_cells(CUDA_AXES))
+    rows = [
+        BesideRow(1, way, "ring" if way == AUTO_COMPUTE else "", 1.0, slowdown, slowdown, 50.0, 45.0, 0.9, to_link)
+        for way, to_link, slowdown in found
+    ]
+    assert (cells[1].host_layout, cells[1].run) == ("block_major", "host")
+    return BesideReport(work, "a matmul", 1.0, Link(1, 1.0, 1.0), cells, rows, [], [])
+
+
+@pytest.mark.parametrize(
+    ("to_link", "slowdown", "word"), [(0.88, 1.03, "ok"), (0.87, 1.0, "MISS"), (0.95, 1.04, "MISS")]
+)
+def test_sparing_compute_is_held_to_both_of_its_bars(to_link, slowdown, word):
+    ways = ((AUTO_COMPUTE, to_link, slowdown), ("batch", 0.6, 1.01), ("ring", 0.85, 1.02), ("kernel", 0.99, 1.3))
+    table = made_up("gemm", *ways).table()
+    (line,) = [line for line in table[table.index("must show") :].splitlines() if AUTO_COMPUTE in line]
+    assert line.split()[-3:] == [word, "ring", "0.850"], "the kernel slows the work too much to be a best"
+    assert "must show" not in made_up("hbm", *ways).table()
 
 
 def test_only_what_was_launched_since_the_mark_counts():

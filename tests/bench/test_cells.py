@@ -116,7 +116,7 @@ def test_a_swap_is_told_from_one_that_goes_wrong_anywhere(place, seed, data):
         placed = PlacedSwap(arena, place, seed)
         placed.restore()
         assert placed.fault(placed.target_sides), "nothing has moved yet"
-        swapper = Swapper(placed.device_cache, placed.host_cache)
+        swapper = Swapper(placed.device_cache, placed.host_cache, transport="copies")
         for move in placed.moves:
             swap = swapper.swap_out if move.direction == "out" else swapper.swap_in
             swap(move.device_ids, move.host_ids).wait()

@@ -1,6 +1,7 @@
 """The benchmark of host time, on the simulated device: its rows, its report, and that it finds out a wrong way."""
 
 import ctypes
+import gc
 import json
 import time
 from itertools import pairwise
@@ -8,13 +9,34 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from numba_kvswap import choice
 from numba_kvswap.__main__ import main
-from numba_kvswap.bench import c_loop, host_time, transports_here
+from numba_kvswap.bench import c_loop, host_time
 from numba_kvswap.bench.busy_thread import BusyThread
 from numba_kvswap.bench.c_loop import NoCompiler
-from numba_kvswap.bench.report import ALONE, BEGINNINGS, BUSY, HostTimeReport
+from numba_kvswap.bench.launch_ways import (
+    LAUNCH_C,
+    LAUNCH_CALL,
+    LAUNCH_SUBMIT,
+    LaunchCWay,
+    LaunchSubmitWay,
+    PreparedLaunch,
+)
+from numba_kvswap.bench.named_ways import AUTO, FIXED
+from numba_kvswap.bench.report import (
+    AFTER_A_WAIT,
+    ALONE,
+    ANYWHERE,
+    BEGINNINGS,
+    BUSY,
+    CallRow,
+    HostTimeReport,
+    SubmitRow,
+)
 from numba_kvswap.bench.scattered_swap import Geometry, ScatteredSwap
-from numba_kvswap.bench.ways import BINDINGS_LOOP, C_LOOP, PYTHON, CWay, PythonWay
+from numba_kvswap.bench.spread import spread_of
+from numba_kvswap.bench.ways import BINDINGS_LOOP, C_LOOP, PYTHON_COPIES, CWay, PythonWay, python_name
+from numba_kvswap.costs import h200_costs
 from numba_kvswap.driver import KVSwapDriverError, SimulatedDriver
 from numba_kvswap.link import LinkProbe, measure_link
 
@@ -58,7 +80,7 @@ def planted(monkeypatch, tmp_path, right: str, wrong: str) -> None:
 @needs_compiler
 def test_every_way_is_measured_alone_and_beside_a_busy_thread():
     report = host_time.bench("simulated", 2, calls=1)
-    ways = (PYTHON, C_LOOP, C_TIMED_FROM_PYTHON)
+    ways = (PYTHON_COPIES, C_LOOP, C_TIMED_FROM_PYTHON)
     assert rows_of(report) == {(way, beside) for way in ways for beside in (ALONE, BUSY)}
     assert [row.name for row in report.plan] == ["Plan(numpy arrays)", "Plan(lists)"]
     for row in [*report.plan, *report.submit]:
@@ -67,7 +89,7 @@ def test_every_way_is_measured_alone_and_beside_a_busy_thread():
     assert set(report.why_missing) == {BINDINGS_LOOP}
     medians = {(row.way, row.beside): row.time.median_us for row in report.submit}
     assert medians[C_TIMED_FROM_PYTHON, ALONE] >= medians[C_LOOP, ALONE]
-    assert report.ratios["python_busy_to_python_alone"] == medians[PYTHON, BUSY] / medians[PYTHON, ALONE]
+    assert report.ratios["python_busy_to_python_alone"] == medians[PYTHON_COPIES, BUSY] / medians[PYTHON_COPIES, ALONE]
     assert report.ratios["bindings_to_c_alone"] is None
 
 
@@ -77,7 +99,8 @@ def test_the_json_names_units_and_the_machine(tmp_path):
     few = ["--what", "host-time", "--repeats", "1", "--calls", "2"]
     assert main(["bench", "--engine", "simulated", *few, "--json", str(path)]) == 0
     found = json.loads(path.read_text())["host_time"]
-    assert set(found) >= {"engine", "repeats", "machine", "versions", "swap", "plan", "submit", "calls", "link"}
+    sections = {"engine", "repeats", "machine", "versions", "swap", "plan", "submit", "launch", "calls", "bars", "link"}
+    assert set(found) >= sections
     assert found["machine"]["device_name"] == "simulated device"
     assert found["machine"]["cpus"] >= 1
     assert found["machine"]["c_compiler"]
@@ -128,7 +151,7 @@ def test_the_table_is_aligned_and_has_the_c_loop_alone_at_one():
 def test_a_c_loop_that_skips_the_last_copy_gets_no_figures(monkeypatch, tmp_path):
     planted(monkeypatch, tmp_path, "i < copies", "i + 1 < copies")
     report = host_time.bench("simulated", 1, calls=1)
-    assert rows_of(report) == {(PYTHON, ALONE), (PYTHON, BUSY)}
+    assert rows_of(report) == {(PYTHON_COPIES, ALONE), (PYTHON_COPIES, BUSY)}
     assert "wrong bytes: layer 3" in report.why_missing[C_LOOP]
     assert report.why_missing[C_LOOP] in report.table()
     assert report.ratios["python_to_c_alone"] is None
@@ -145,13 +168,13 @@ def test_a_way_whose_driver_call_fails_gets_no_figures(monkeypatch, tmp_path):
     planted(monkeypatch, tmp_path, "copy(targets[i],", "copy(targets[i] + (1ull << 40),")
     report = host_time.bench("simulated", 1, calls=1)
     assert "CUDA_ERROR" in report.why_missing[C_LOOP]
-    assert (PYTHON, BUSY) in rows_of(report)
+    assert (PYTHON_COPIES, BUSY) in rows_of(report)
 
 
 def test_without_a_compiler_the_c_row_says_so(monkeypatch):
     monkeypatch.setenv("PATH", "")
     report = host_time.bench("simulated", 1, calls=1)
-    assert rows_of(report) == {(PYTHON, ALONE), (PYTHON, BUSY)}
+    assert rows_of(report) == {(PYTHON_COPIES, ALONE), (PYTHON_COPIES, BUSY)}
     assert "no C compiler on PATH" in report.why_missing[C_LOOP]
     assert report.why_missing[C_LOOP] in report.table()
     assert json.loads(report.to_json())["machine"]["c_compiler"] is None
@@ -165,9 +188,9 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
 
 def test_no_way_at_all_is_reported_too(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(ScatteredSwap, "fault", lambda self: "planted")
+    monkeypatch.setattr(ScatteredSwap, "fault", lambda self, direction: "planted")
     report = host_time.bench("simulated", 1, calls=1)
-    assert not report.submit
+    assert not report.submit and not report.launch and not report.calls
     assert "not measured: planted" in report.table()
     json.loads(report.to_json())
 
@@ -184,7 +207,7 @@ def test_python_and_c_submit_the_same_copies_in_the_same_order(monkeypatch):
     monkeypatch.setattr(SimulatedDriver, "_enqueue_copy", logged)
     driver = SimulatedDriver()
     with driver.activate(0), ScatteredSwap(driver, SMALL) as swap:
-        PythonWay(swap).run()
+        PythonWay(swap, "copies").run()
         from_python = log.copy()
         log.clear()
         CWay(swap).run()
@@ -201,7 +224,7 @@ def test_the_ids_are_scattered_and_everything_is_given_back():
             assert len(set(found)) == SMALL.blocks_moved
             assert all(later - earlier > 1 for earlier, later in pairwise(found))
         assert swap.swapper.swap_out(swap.device_ids, swap.host_ids, swap.stream).runs == SMALL.blocks_moved
-    assert driver.live_streams() == 0
+    assert driver.live_streams() == 0, "one copy a run and layer needs none aside"
     assert driver.live_allocations() == 0
 
 
@@ -272,51 +295,149 @@ def test_nonsense_is_refused(engine, repeats):
 def test_the_whole_call_of_each_transport_is_timed_however_it_begins():
     report = host_time.bench("simulated", 1, calls=3)
     found = {(row.way, row.beside, row.begins) for row in report.calls}
-    ways = {f"{PYTHON}, {name}" for name in transports_here.NAMES if name not in report.why_missing}
-    assert found >= {(way, beside, begins) for way in ways for beside in (ALONE, BUSY) for begins in BEGINNINGS}
+    ways = {*(python_name(name) for name in (*FIXED, AUTO)), python_name(AUTO, "in")}
+    assert found == {(way, beside, begins) for way in ways for beside in (ALONE, BUSY) for begins in BEGINNINGS}
     assert all(0 < row.p50_us <= row.p99_us and row.calls == 3 for row in report.calls)
     assert "right after a wait" in report.table()
 
 
-@needs_compiler
-def test_launches_from_c_reach_the_launch_as_cuda_would_be_called():
+def test_the_same_swap_by_one_launch_is_timed_from_c_and_from_python():
+    report = host_time.bench("simulated", 2, calls=1)
+    ways = [row.way for row in report.launch]
+    from_c = [LAUNCH_C, f"{LAUNCH_C}, timed from Python"] if has_compiler() else []
+    assert ways == [*from_c, LAUNCH_SUBMIT, LAUNCH_CALL]
+    assert {row.time.repeats for row in report.launch} == {2 * host_time._LAUNCHES_A_REPEAT}
+    assert all(way in report.table() for way in ways)
+    assert (LAUNCH_C in report.why_missing) != has_compiler()
+
+
+def test_without_kernels_nothing_is_launched_and_the_transport_says_why(monkeypatch):
+    monkeypatch.setattr("numba_kvswap.transports.kernel.why_not", lambda pair: "no kernels here")
+    report = host_time.bench("simulated", 1, calls=1)
+    assert not report.launch
+    assert report.why_missing["kernel"] == "no kernels here"
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """Every entry point's calls, in order: the verb and its arguments, of a launch the parameters' values."""
     seen = []
-    uint, pointer = ctypes.c_uint, ctypes.c_void_p
 
-    @ctypes.CFUNCTYPE(ctypes.c_int, pointer, *[uint] * 7, pointer, ctypes.POINTER(pointer), pointer)
-    def launch(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
-        value = ctypes.c_int64.from_address(parameters[0]).value
-        seen.append((function, (gx, gy, gz), (bx, by, bz), shared, stream, value, extra))
-        return 0 if len(seen) < 6 else 700
+    def logged(verb):
+        enqueue = getattr(SimulatedDriver, verb)
 
-    argument = ctypes.c_int64(-5)
-    parameters = np.array([ctypes.addressof(argument)], np.uint64)
-    loop = c_loop.LaunchLoop()
-    address = ctypes.cast(launch, pointer).value
-    status, ns = loop(address, 0xF00, 8, 512, 0x51, parameters, 4)
-    assert seen == [(0xF00, (8, 1, 1), (512, 1, 1), 0, 0x51, -5, None)] * 4
-    assert (status, ns.shape) == (0, (4,))
-    assert (ns > 0).all()
-    assert loop(address, 0xF00, 8, 512, 0x51, parameters, 4)[0] == 700
-    assert len(seen) == 6, "nothing is launched after a refusal"
+        def put(self, *words):
+            values = (ctypes.cast(words[9], ctypes.POINTER(ctypes.POINTER(ctypes.c_uint64)))) if verb == LAUNCH else ()
+            seen.append((verb, *words[:9], *(values[i][0] for i in range(9 if values else 0))))
+            return enqueue(self, *words)
+
+        monkeypatch.setattr(SimulatedDriver, verb, put)
+
+    for verb in ("_enqueue_copy", "_enqueue_record", LAUNCH):
+        logged(verb)
+    return seen
+
+
+LAUNCH = "_enqueue_launch"
+
+
+@needs_compiler
+def test_c_and_the_compiled_loop_make_the_same_driver_calls_with_the_same_arguments(log):
+    driver = SimulatedDriver()
+    with driver.activate(0), ScatteredSwap(driver, SMALL) as swap:
+        prepared = PreparedLaunch(swap)
+        log.clear()
+        for way in (LaunchCWay(swap, prepared), LaunchSubmitWay(swap, prepared)):
+            way.run()
+    assert [call[0] for call in log[:4]] == ["_enqueue_record", "_enqueue_copy", LAUNCH, "_enqueue_record"]
+    assert log[:4] == log[4:]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("right", "wrong", "why"),
+    [
+        ("table_host, table_bytes, stream)", "table_host, table_bytes - 8, stream)", "ILLEGAL_ADDRESS"),
+        ("status = call(function,", "if (0) status = call(function,", "wrong bytes"),
+        ("status = record(end, stream);", "status = record(NULL, stream);", "CUDA_ERROR"),
+    ],
+)
+def test_a_wrong_launch_from_c_gets_no_figures(monkeypatch, tmp_path, right, wrong, why):
+    planted(monkeypatch, tmp_path, right, wrong)
+    report = host_time.bench("simulated", 1, calls=1)
+    assert {row.way for row in report.launch} == {LAUNCH_SUBMIT, LAUNCH_CALL}
+    assert why in report.why_missing[LAUNCH_C]
+    assert {report.over_c_us(row) for row in report.launch} == {None}
+
+
+def made_up(calls=(), launch=()) -> HostTimeReport:
+    launches = [SubmitRow(way, ALONE, spread_of([us]), None) for way, us in launch]
+    return HostTimeReport("cuda", 1, {}, {}, SMALL, [], [], launches, calls)
+
+
+@pytest.mark.parametrize(("busy_us", "word"), [(150.0, "ok"), (151.0, "MISS")])
+def test_the_hundredth_worst_call_beside_a_busy_thread_is_held_to_the_median_alone(busy_us, word):
+    rows = [
+        CallRow(python_name(way, direction), beside, begins, p50, p99, 9)
+        for way, direction in ((AUTO, "out"), (AUTO, "in"), ("ring", "out"))
+        for begins, factor in ((ANYWHERE, 1), (AFTER_A_WAIT, 2))
+        for beside, p50, p99 in ((ALONE, 50.0 * factor, 900.0), (BUSY, 70.0, busy_us * factor))
+    ]
+    report = made_up(calls=rows)
+    assert [bar.found for bar in report.bars()] == [busy_us / 50.0] * 4
+    table = report.table()
+    lines = [line for line in table[table.index("must show") :].splitlines() if "busy thread" in line]
+    assert [line.split()[-1] for line in lines] == [word] * 4
+
+
+@pytest.mark.parametrize(("over", "word"), [(10.0, "ok"), (10.5, "MISS")])
+def test_launches_from_python_are_held_to_the_same_from_c(over, word):
+    others = [(f"{LAUNCH_C}, timed from Python", 99.0), (LAUNCH_SUBMIT, 8.0), (LAUNCH_CALL, 7 + over)]
+    report = made_up(launch=[(LAUNCH_C, 7.0), *others])
+    assert [(bar.found, bar.met) for bar in report.bars()] == [(1.0, True), (over, word == "ok")]
+    assert json.loads(report.to_json())["bars"][1]["met"] == (word == "ok")
+    assert report.table().splitlines()[-1].split()[-1] == word
+
+
+def test_a_swap_in_is_told_from_one_that_goes_wrong():
+    driver = SimulatedDriver()
+    with driver.activate(0), ScatteredSwap(driver, SMALL) as swap:
+        swap.prepare_content()
+        for direction in ("out", "in"):
+            swap.reset(direction)
+            assert "wrong bytes: layer 0" in swap.fault(direction), "nothing has moved yet"
+            PythonWay(swap, "kernel", direction).run()
+            assert not swap.fault(direction)
+        spoilt = np.zeros(1, np.uint8)
+        layer = swap.device.layers[-1]
+        driver.copy_now(layer.address + layer.block_bytes * layer.blocks - 1, spoilt.ctypes.data, 1)
+        assert "layer 3, device block 23" in swap.fault("in")
 
 
 class PretendedGPU(SimulatedDriver):
     name = "cuda"
 
 
+@pytest.fixture
+def pretended_gpu(monkeypatch):
+    """Its costs are known: it has no time to be measured."""
+    monkeypatch.setattr(choice, "costs_of", lambda driver, device: h200_costs())
+    driver = PretendedGPU()
+    monkeypatch.setattr(host_time, "cuda_driver", lambda: driver)
+    return driver
+
+
 @needs_compiler
-def test_on_cuda_there_are_the_bindings_the_landed_times_and_the_link(monkeypatch):
+def test_on_cuda_there_are_the_bindings_the_landed_times_and_the_link(monkeypatch, pretended_gpu):
     """The GPU's part of the report, with the bindings' own types and a simulated device behind their one call."""
     bindings = pytest.importorskip("cuda.bindings.driver")
-    driver = PretendedGPU()
+    driver = pretended_gpu
     memcpy = _MEMCPY(driver.entry_points.memcpy_async)
 
     def memcpy_async(target, source, size_bytes, stream):
         return (bindings.CUresult(memcpy(int(target), int(source), size_bytes, int(stream))),)
 
     monkeypatch.setattr(bindings, "cuMemcpyAsync", memcpy_async)
-    monkeypatch.setattr(host_time, "cuda_driver", lambda: driver)
     report = host_time.bench("cuda", 1, calls=1)
     assert {(BINDINGS_LOOP, ALONE), (BINDINGS_LOOP, BUSY)} <= rows_of(report)
     assert not report.why_missing
@@ -325,13 +446,14 @@ def test_on_cuda_there_are_the_bindings_the_landed_times_and_the_link(monkeypatc
     assert all(row["landed_gb_per_s"] > 0 for row in found["submit"])
     assert found["link"]["out_gb_per_s"] > 0
     assert "GB/s in" in report.table()
+    driver.tools.clear()  # what the transports keep of a device
+    gc.collect()
     assert driver.live_allocations() == 0
 
 
-def test_a_failing_copy_of_the_bindings_is_found_out(monkeypatch):
+def test_a_failing_copy_of_the_bindings_is_found_out(monkeypatch, pretended_gpu):
     bindings = pytest.importorskip("cuda.bindings.driver")
     monkeypatch.setattr(bindings, "cuMemcpyAsync", lambda *_: (bindings.CUresult.CUDA_ERROR_INVALID_VALUE,))
-    monkeypatch.setattr(host_time, "cuda_driver", PretendedGPU)
     monkeypatch.setenv("PATH", "")
     assert (
         "cuMemcpyAsync failed with CUDA_ERROR_INVALID_VALUE"

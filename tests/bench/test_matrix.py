@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import asdict, replace
 from itertools import count
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
-from numba_kvswap.bench import c_loop, cell_ways, matrix, must_show, transports_here, works
+from numba_kvswap.bench import c_loop, cell_ways, matrix, named_ways, works
 from numba_kvswap.bench.bench_report import BenchReport
 from numba_kvswap.bench.beside import measure_beside
 from numba_kvswap.bench.cell_ways import Taken
 from numba_kvswap.bench.cells import SIMULATED_AXES, Cell, select
+from numba_kvswap.bench.choice_report import choice_lines, lags
 from numba_kvswap.bench.matrix import measure_matrix
-from numba_kvswap.bench.matrix_report import MatrixReport, Measured, rows_of
-from numba_kvswap.bench.must_show import Judged, verdict
-from numba_kvswap.bench.transports_here import AUTO, AUTO_COMPUTE, NAMES
+from numba_kvswap.bench.matrix_report import MatrixReport
+from numba_kvswap.bench.must_show import JUDGED, must_show_lines
+from numba_kvswap.bench.named_ways import AUTO, AUTO_COMPUTE, FIXED
+from numba_kvswap.bench.rows import Measured, Row, rows_of
+from numba_kvswap.bench.spread import spread_of
 from numba_kvswap.bench.ways import C_LOOP
 from numba_kvswap.driver import KVSwapDriverError, SimulatedDriver, cuda_driver, why_no_cuda
 from numba_kvswap.link import Link, LinkProbe
 from numba_kvswap.plan import Plan
 from numba_kvswap.swapper import Swapper
+from numba_kvswap.transports import kernel
 
-#: Seven cells that must be shown, and few others.
+#: Few cells, and all of what must be shown.
 AXES = replace(SIMULATED_AXES, block_bytes=(16, 64), shown_bytes=(64,), typical_bytes=64, full_bytes=1024)
 
 
@@ -40,14 +44,16 @@ def no_compiler(monkeypatch):
     monkeypatch.setenv("PATH", "")
 
 
-def measured(cells: int, axes=AXES, repeats=1, driver=None) -> MatrixReport:
+def measured(cells: int, axes=AXES, repeats=1, driver=None, keep=lambda report: None) -> MatrixReport:
     """Of the first so many cells: the clock is asked once before each cell and passes the deadline then."""
     driver = driver or SimulatedDriver()
     steps = count()
     with driver.activate(0):
-        # Asked at the start, after the link, and twice a cell.
-        report = measure_matrix(driver, axes, 2 * cells + 1, repeats, clock=lambda: next(steps))
-    assert (driver.live_allocations(), driver.live_streams()) == (0, 0)
+        # Asked at the start, after the link, and once a cell.
+        report = measure_matrix(driver, axes, cells + 1.5, repeats, clock=lambda: next(steps), keep=keep)
+    driver.tools.clear()  # what the transports keep of a device, but for its streams: one aside, and two a ring
+    gc.collect()
+    assert driver.live_allocations() == 0 and driver.live_streams() <= 5
     return report
 
 
@@ -86,7 +92,7 @@ def test_no_time_measures_no_cell(no_compiler):
 
 def test_every_way_has_a_row_in_every_cell():
     report = measured(10, repeats=3)
-    assert ways_in(report) >= set(NAMES) - {one.way for one in report.missing}
+    assert ways_in(report) >= set(FIXED) - {one.way for one in report.missing}
     for way in ways_in(report):
         rows = [row for row in report.rows if row.way == way]
         left_out = sum(one.cells for one in report.missing if one.way == way)
@@ -173,56 +179,79 @@ def test_a_wrong_transport_leaves_the_others_their_figures(monkeypatch):
     monkeypatch.setattr(cell_ways, "swapper_by", lambda device, host, way: Spills(device, host))
     report = measured(4)
     assert ways_in(report) == {C_LOOP}
-    assert {fault.way for fault in report.faults} >= set(NAMES)
+    assert {fault.way for fault in report.faults} >= set(FIXED)
 
 
-class Chooses(Swapper):
-    """Takes the arguments, and answers the questions, of a Swapper with several transports."""
+def test_what_the_choice_took_counts_not_what_it_meant_to_take(no_compiler, monkeypatch):
+    """The kernel is what it would take, and turns out to have no memory."""
+    explained = []
+    monkeypatch.setattr(
+        Swapper, "explain", lambda *asked, real=Swapper.explain: explained.append(real(*asked)) or explained[-1]
+    )
+    monkeypatch.setattr(kernel, "make_ready", no_memory)
+    report = measured(26, axes=SIMULATED_AXES)
+    assert "kernel" in {each.chosen for each in explained}
+    taken = {part for row in report.rows if row.way == AUTO for part in row.chosen.split(" + ")}
+    assert taken and "kernel" not in taken
+
+
+def no_memory(pair, direction):
+    raise KVSwapDriverError("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY")
+
+
+class Misses(Swapper):
+    """Has no kernel, and keeps what it was made with."""
 
     asked: ClassVar[list] = []
 
     def __init__(self, device, host, *, transport="auto", favor="swap"):
-        super().__init__(device, host)
+        super().__init__(device, host, transport=transport, favor=favor)
         self.asked.append((transport, favor))
 
     def why_not(self, name):
-        return "no kernels here" if name == "kernel" else ""
-
-    def explain(self, plan, direction):
-        return SimpleNamespace(chosen="ring", expected_s={"copies": 2.0, "ring": 1.5e-3, "kernel": 9.0})
+        return "no kernels here" if name == "kernel" else super().why_not(name)
 
 
 @pytest.fixture
-def several_transports(monkeypatch):
-    Chooses.asked.clear()
-    monkeypatch.setattr(transports_here, "CHOOSES", True)
-    monkeypatch.setattr(transports_here, "NAMES", ("copies", "kernel", "ring"))
-    monkeypatch.setattr(transports_here, "Swapper", Chooses)
+def no_kernel(monkeypatch):
+    Misses.asked.clear()
+    monkeypatch.setattr(named_ways, "Swapper", Misses)
 
 
-def test_every_transport_and_the_choice_are_measured_and_what_cannot_be_is_counted(several_transports, no_compiler):
+def test_every_transport_and_the_choice_are_measured_and_what_cannot_be_is_counted(no_kernel, no_compiler):
     report = measured(26, repeats=1, axes=SIMULATED_AXES)
-    assert ways_in(report) == {"copies", "ring", AUTO}
+    assert ways_in(report) == {*FIXED, AUTO} - {"kernel"}
     assert {(one.way, one.why, one.cells) for one in report.missing if one.way != C_LOOP} == {
         ("kernel", "no kernels here", 26)
     }
     for row in report.rows:
-        assert (row.chosen, row.expected_us) == (("ring", 1500.0) if row.way == AUTO else ("", None))
-    assert set(Chooses.asked) == {("auto", "swap"), ("copies", "swap"), ("ring", "swap")}
+        assert (row.chosen != "", row.expected_us is not None) == (row.way == AUTO, row.way == AUTO)
+        assert row.way != AUTO or (set(row.chosen.split(" + ")) <= set(FIXED) and row.expected_us > 0)
+    assert set(Misses.asked) == {(name, "swap") for name in (*FIXED, AUTO) if name != "kernel"}
     table = report.table()
     assert "missing   kernel in 26 cells: no kernels here" in table
-    assert sum("auto: ring" in line for line in table.splitlines()) == 26
+    shown = table[table.index("must show") : table.index("choice")]
+    assert sum(" auto: " in line for line in shown.splitlines()) == 26
     wins = report._wins()
     assert AUTO not in wins and sum(wins.values()) == 26
 
 
-def test_beside_work_the_choice_is_measured_for_either_favour(several_transports, no_compiler):
+def test_beside_work_the_choice_is_measured_for_either_favour(no_kernel, no_compiler):
     driver = SimulatedDriver()
     with driver.activate(0):
         report = measure_beside(driver, AXES, "python", 0.001)
-    assert {row.way for row in report.rows} == {"copies", "ring", AUTO, AUTO_COMPUTE}
-    assert ("auto", "compute") in Chooses.asked
-    assert {row.chosen for row in report.rows if row.way in (AUTO, AUTO_COMPUTE)} == {"ring"}
+    assert {row.way for row in report.rows} == {*FIXED, AUTO, AUTO_COMPUTE} - {"kernel"}
+    assert ("auto", "compute") in Misses.asked
+    assert {row.chosen != "" for row in report.rows if row.way in (AUTO, AUTO_COMPUTE)} == {True}
+    assert "kernel" not in {row.chosen for row in report.rows if row.way == AUTO_COMPUTE}
+
+
+def test_what_is_known_is_kept_now_and_then(monkeypatch, no_compiler):
+    monkeypatch.setattr(matrix, "_CELLS_A_REPORT", 3)
+    kept = []
+    report = measured(7, keep=kept.append)
+    assert [list(one.cells) for one in kept] == [list(report.cells[:3]), list(report.cells[:6])]
+    assert [len({row.cell for row in one.rows}) for one in kept] == [3, 6], "each a report of its own"
 
 
 def test_a_driver_that_fails_between_swaps_ends_the_run_and_keeps_what_was_measured(no_compiler):
@@ -278,19 +307,81 @@ def test_each_row_has_its_ratio_to_the_link_of_its_direction_and_to_the_loop():
         assert row.to_link == pytest.approx(moved * (1 << 20) * 1000 / 0.025 / 1e9 / rate)
 
 
+def row(way: str, to_link: float = 0.5, landed_us: float = 1.0, host_us: float = 1.0, cell: int = 0) -> Row:
+    """A row of one take; its device time stands for nothing."""
+    chosen = "ring" if way == AUTO else ""
+    times = [spread_of([us]) for us in (host_us, landed_us, 1.0)]
+    return Row(cell, way, chosen, None, *times, 1.0, to_link, None, None, None)
+
+
+def a_cell(shows: str, direction: str) -> Cell:
+    return Cell(direction, 32 << 10, 64, 1, "1", "layer_major", shows)
+
+
+@pytest.mark.parametrize("shows", JUDGED)
+@pytest.mark.parametrize("way_off", [0.0, 0.011])
+def test_the_choice_is_held_to_the_bar_of_what_its_cell_shows(shows, way_off):
+    judged = JUDGED[shows]
+    for direction, bar in judged.bars.items():
+        found = bar - way_off if judged.rises else bar * (1 + way_off)
+        figure = {"link": "to_link", "landed us": "landed_us", "host us": "host_us"}[judged.measure]
+        best, worse = (0.99, 0.98) if judged.rises else (1.0, 2.0)
+        ways = [(AUTO, found), ("ring", worse), ("copies", best), (C_LOOP, 0.999 if judged.rises else 0.5)]
+        rows = [row(way, **{figure: value}) for way, value in ways]
+        (line,) = must_show_lines([a_cell(shows, direction)], rows)[1:]
+        words = line.split()
+        assert words[-3:] == ["MISS" if way_off else "ok", "copies", judged.in_words(rows[2])]
+        assert judged.in_words(rows[0]) in words and "auto: ring" in line
+
+
+def test_what_must_be_shown_is_what_was_asked_for():
+    bars = {(shows, judged.measure): dict(judged.bars) for shows, judged in JUDGED.items()}
+    assert bars == {
+        ("layer-major runs of 1", "link"): {"out": 0.92, "in": 0.90},
+        ("block-major host runs", "link"): {"out": 0.97, "in": 0.97},
+        ("block-major scattered", "link"): {"out": 0.93, "in": 0.92},
+        ("both ways at once", "link"): {"both": 0.90},
+        ("latency of 1 block", "landed us"): {"out": 80, "in": 80},
+        ("host time", "host us"): {"out": 60, "in": 60},
+    }
+    shown = {(cell.must_show, cell.direction) for cell in select(SIMULATED_AXES).cells if cell.must_show}
+    assert shown == {(shows, direction) for shows, judged in JUDGED.items() for direction in judged.bars}
+
+
+def test_a_choice_without_a_row_is_not_judged_and_one_without_rivals_is():
+    cell = a_cell("latency of 1 block", "out")
+    assert must_show_lines([cell], [row("ring")]) == []
+    assert must_show_lines([cell], [row(AUTO)])[1].split()[-3:] == ["ok", "-", "-"]
+    assert choice_lines([cell], [row(AUTO)]) == []
+
+
 @pytest.mark.parametrize(
-    ("measure", "ratio"), [("link", "1.049"), ("c loop landed", "2.000"), ("c loop host", "10.000")]
+    ("auto_us", "best_us", "beyond"),
+    [(111, 100, True), (110, 100, False), (44, 40, False), (45, 40, True), (44.9, 40, False), (1099, 1000, False)],
 )
-def test_the_choice_is_held_to_the_bar_of_what_its_cell_shows(monkeypatch, measure, ratio):
-    for bar, word in ((float(ratio), "ok"), (float(ratio) + 0.1, "MISS")):
-        monkeypatch.setitem(must_show.JUDGED, CELL.must_show, Judged(measure, bar - 1e-3))
-        (line,) = [line for line in made_up().table().splitlines() if line.startswith(CELL.must_show)]
-        assert {ratio, f"{bar - 1e-3:.2f}", word} <= set(line.split())
-        assert "auto: ring" in line
+def test_the_choice_lags_beyond_a_tenth_and_beyond_noise(auto_us, best_us, beyond):
+    rows = [row(AUTO, landed_us=auto_us), row("ring", landed_us=2e4), row("copies", landed_us=best_us)]
+    (lag,) = lags([*rows, row(C_LOOP, landed_us=1.0)])
+    assert (lag.best, lag.chosen, lag.ratio, lag.beyond) == ("copies", "ring", auto_us / best_us, beyond)
 
 
-def test_verdicts():
-    assert [verdict(*pair) for pair in ((1.0, 1.0), (0.99, 1.0), (None, 1.0), (1.0, None))] == ["ok", "MISS", "-", "-"]
+def test_the_worst_cells_are_shown_first_and_those_beyond_are_counted():
+    times = [(1000, 500), (100, 100), (130, 100), (9, 5)]  # beyond by much, not, by little, by noise
+    cells = [a_cell("", "out") for _ in times]
+    rows = [
+        row(way, landed_us=us, cell=cell)
+        for cell, pair in enumerate(times)
+        for way, us in zip((AUTO, "copies"), pair, strict=True)
+    ]
+    assert [lag.cell for lag in lags(rows)] == [0, 2, 3, 1]
+    lines = choice_lines(cells, rows)
+    assert "in 2 of 4 cells" in lines[0] and "in 1 of these by less than 100 us" in lines[1]
+    assert [line.split()[-2:] for line in lines[3:]] == [
+        ["2.000", "beyond"],
+        ["1.300", "beyond"],
+        ["1.800", "within"],
+        ["1.000", "within"],
+    ]
 
 
 # ---- the file ----
@@ -329,10 +420,10 @@ def test_on_a_gpu_every_way_moves_the_right_bytes():
         pytest.skip(why_no_cuda())
     driver, steps = cuda_driver(), count()
     with driver.activate(0):
-        report = measure_matrix(driver, SIMULATED_AXES, 2 * 60 + 1, 1, clock=lambda: next(steps))
+        report = measure_matrix(driver, SIMULATED_AXES, 61.5, 1, clock=lambda: next(steps))
     assert len(report.cells) == 60
     assert not report.faults and not report.ended_by
-    assert ways_in(report) >= set(NAMES) - {one.way for one in report.missing}
+    assert ways_in(report) >= set(FIXED) - {one.way for one in report.missing}
 
 
 @pytest.mark.cuda

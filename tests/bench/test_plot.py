@@ -15,8 +15,9 @@ from numba_kvswap.bench.beside import beside_cells
 from numba_kvswap.bench.beside_report import BesideReport, BesideRow
 from numba_kvswap.bench.cell_ways import Taken
 from numba_kvswap.bench.cells import CUDA_AXES, select
-from numba_kvswap.bench.matrix_report import MatrixReport, Measured, rows_of
-from numba_kvswap.bench.transports_here import AUTO
+from numba_kvswap.bench.matrix_report import MatrixReport
+from numba_kvswap.bench.named_ways import AUTO
+from numba_kvswap.bench.rows import Measured, rows_of
 from numba_kvswap.bench.ways import C_LOOP
 from numba_kvswap.link import Link
 

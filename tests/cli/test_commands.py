@@ -7,8 +7,16 @@ import json
 import pytest
 
 from numba_kvswap import check as check_module
+from numba_kvswap import disk_cache
 from numba_kvswap.__main__ import main
-from numba_kvswap.driver import cuda_available, why_no_cuda
+from numba_kvswap.bench import run as bench_run
+from numba_kvswap.bench.matrix_report import MatrixReport
+from numba_kvswap.bench.report import HostTimeReport
+from numba_kvswap.bench.scattered_swap import Geometry
+from numba_kvswap.driver import KVSwapDriverError, cuda_available, why_no_cuda
+from numba_kvswap.link import Link
+from numba_kvswap.replay import run as replay_run
+from numba_kvswap.replay.report import ReplayReport
 from numba_kvswap.testing import SimulatedEngine, engine_named
 
 CHECK_FIELDS = {"engine", "examples", "invalid_examples", "mismatches", "seconds"}
@@ -27,6 +35,10 @@ REPLAY_FIELDS = {
     "engine",
     "device",
     "host_slots",
+    "host_headroom_percent",
+    "transport",
+    "favor",
+    "transfers_by_transport",
     "seconds",
 }
 
@@ -36,6 +48,8 @@ def test_info_names_versions_and_the_engine(capsys):
     text = capsys.readouterr().out
     for word in ("numba_kvswap", "numpy", "numba-cuda", "cuda-bindings", "toolkit", "pinned memory", "engine"):
         assert word in text
+    assert f"cache folder   {disk_cache.cache_folder()}" in text
+    assert "ring           4 slots of 32 MiB" in text
     if cuda_available():
         for call in ("cuMemcpyAsync", "cuMemcpy2DAsync", "cuEventRecord"):
             assert f"{call} at 0x" in text
@@ -52,6 +66,14 @@ def test_check_writes_its_counts(tmp_path, capsys):
     assert (report["engine"], report["examples"], report["mismatches"]) == ("simulated", 60, 0)
     assert 0 < report["invalid_examples"] < 60
     assert "0 mismatches" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["copies", "ring"])
+def test_check_by_one_transport(tmp_path, name):
+    file = tmp_path / "check.json"
+    arguments = ["check", "--examples", "20", "--engine", "simulated", "--transport", name, "--json", str(file)]
+    assert main(arguments) == 0
+    assert json.loads(file.read_text())["engine"] == f"simulated-{name}"
 
 
 def test_the_same_seed_makes_the_same_calls():
@@ -95,6 +117,58 @@ def test_replay_with_the_slots_asked_for(tmp_path):
     assert json.loads(file.read_text())["host_slots"] == "lifo"
 
 
+SMALL_REPLAY = ["replay", "--requests", "50", "--device-blocks", "300", "--host-blocks", "900", "--engine", "simulated"]
+
+
+def test_replay_with_headroom_and_the_favour_asked_for(tmp_path):
+    file = tmp_path / "replay.json"
+    assert main([*SMALL_REPLAY, "--host-headroom", "2.5", "--favor", "compute", "--json", str(file)]) == 0
+    report = json.loads(file.read_text())
+    assert (report["host_headroom_percent"], report["favor"], report["transport"]) == (2.5, "compute", "auto")
+    assert report["transfers_by_transport"]
+
+
+def test_replay_by_several_transports_compares_them(tmp_path, capsys):
+    file = tmp_path / "replay.json"
+    arguments = ["--transport", "copies,auto", "--transport", "ring", "--json", str(file)]
+    assert main([*SMALL_REPLAY, *arguments]) == 0
+    runs = json.loads(file.read_text())["runs"]
+    assert [run["transport"] for run in runs] == ["copies", "auto", "ring"]
+    assert [set(run["transfers_by_transport"]) for run in runs[::2]] == [{"copies"}, {"ring"}]
+    assert len({(run["requests"], run["blocks_out"], run["bytes_in"]) for run in runs}) == 1, "the same trace each time"
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[-3:]] == ["copies", "auto", "ring"]
+    assert lines[-4].startswith("swap seconds and GB/s")
+    assert main([*SMALL_REPLAY, "--transport", "batch", "--json", str(file)]) == 0
+    assert json.loads(file.read_text())["transport"] == "batch", "of one run the report as it is"
+    assert "swap seconds and GB/s" not in capsys.readouterr().out
+
+
+def test_a_replay_that_is_wrong_by_one_transport_is_exit_status_1(monkeypatch):
+    def wrong(requests, layers, placement, stage, transport, favor):
+        list(requests)
+        return ReplayReport("simulated", "made up", "lifo", transport=transport, mismatches=transport == "batch")
+
+    monkeypatch.setattr("numba_kvswap.replay.run.replay", wrong)
+    assert main([*SMALL_REPLAY, "--transport", "batch,copies"]) == 1
+    assert main([*SMALL_REPLAY, "--transport", "copies"]) == 0
+
+
+def test_a_replay_that_ends_midway_keeps_the_runs_before(tmp_path, monkeypatch, capsys):
+    real = replay_run.replay
+
+    def fails_by_ring(requests, layers, placement, stage, transport, favor):
+        if transport == "ring":
+            raise KVSwapDriverError("cuLaunchKernel", "CUDA_ERROR_PLANTED")
+        return real(requests, layers, placement, stage, transport, favor)
+
+    monkeypatch.setattr(replay_run, "replay", fails_by_ring)
+    file = tmp_path / "replay.json"
+    assert main([*SMALL_REPLAY, "--transport", "copies,ring", "--json", str(file)]) == 2
+    assert "CUDA_ERROR_PLANTED" in capsys.readouterr().err
+    assert json.loads(file.read_text())["transport"] == "copies"
+
+
 def test_replay_in_smaller_blocks_and_other_geometries(capsys):
     small = ["replay", "--requests", "40", "--device-blocks", "512", "--host-blocks", "1024", "--engine", "simulated"]
     assert main([*small, "--block-tokens", "64"]) == 0
@@ -111,6 +185,7 @@ def test_replay_in_smaller_blocks_and_other_geometries(capsys):
         (["replay", "--model", "llama-3-8b", "--tp", "3"], "does not divide"),
         (["check", "--json", "/nonexistent/check.json"], "/nonexistent/check.json"),
         (["replay", "--device-blocks", "1", "--block-tokens", "64"], "device_blocks"),
+        (["replay", "--transport", "copies,pigeon"], "'pigeon'; expected 'auto' or one of copies, batch, kernel, ring"),
         (["replay", "--model", "llama-3-8b"], "500.0 GiB of pinned memory, which is not to be had"),
     ],
 )
@@ -141,6 +216,32 @@ def test_minutes_are_above_0(value, capsys):
         main(["bench", "--minutes", value])
     assert ended.value.code == 2
     assert "expected a number above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["-1", "100", "x", "nan"])
+def test_headroom_is_a_part_of_the_whole(value, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", "--host-headroom", value])
+    assert ended.value.code == 2
+    assert "expected a number from 0 to below 100" in capsys.readouterr().err
+
+
+def test_a_bench_that_ends_midway_keeps_what_it_has(tmp_path, monkeypatch):
+    file = tmp_path / "bench.json"
+
+    def measured(driver, axes, seconds, repeats, keep):
+        keep(MatrixReport(1.0, 2.0, 3, Link(1, 1.0, 1.0), [], [], [], [], {}, 9, ""))
+        assert json.loads(file.read_text())["matrix"]["not_reached"] == 9
+        raise KeyboardInterrupt
+
+    host_time = HostTimeReport("simulated", 1, {}, {}, Geometry(1, 1, 1, 2), [], [])
+    monkeypatch.setattr(bench_run, "measure_host_time", lambda engine, repeats, calls: host_time)
+    monkeypatch.setattr(bench_run, "measure_matrix", measured)
+    with pytest.raises(KeyboardInterrupt):
+        main(["bench", "--engine", "simulated", "--json", str(file)])
+    found = json.loads(file.read_text())
+    assert found["host_time"]["repeats"] == 1 and found["matrix"]["not_reached"] == 9
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
 
 
 def test_bench_beside_a_python_thread(tmp_path, capsys):

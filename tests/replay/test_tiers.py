@@ -3,6 +3,8 @@
 The rules are told with `lifo` host slots, which say at once where an id lies; `contiguous` is then compared with it.
 """
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,8 +18,8 @@ from numba_kvswap.replay.trace import read_trace
 class NaiveCache:
     """The rules of the replay, as they are written: plain lists, oldest first, scanned from the front each time."""
 
-    def __init__(self, device_blocks: int, host_blocks: int, blocks_per_id: int) -> None:
-        self.blocks_per_id = blocks_per_id
+    def __init__(self, device_blocks: int, host_blocks: int, blocks_per_id: int, kept_free: int = 0) -> None:
+        self.blocks_per_id, self.kept_free = blocks_per_id, kept_free
         self.device_ids_max = device_blocks // blocks_per_id
         self.device: list[tuple[int, list[int]]] = []
         self.host: list[tuple[int, list[int]]] = []
@@ -52,7 +54,7 @@ class NaiveCache:
         self.device_free += entry[1]
         if self.find(self.host, entry[0]):
             return
-        while len(self.host_free) < self.blocks_per_id:
+        while len(self.host_free) - self.kept_free < self.blocks_per_id:
             droppable = [e for e in self.host if e[0] not in named]
             if not droppable:
                 return
@@ -114,15 +116,16 @@ def replays(draw):
     device_blocks = draw(st.integers(blocks_per_id, 6 * blocks_per_id + 1))
     host_blocks = draw(st.integers(0, 7 * blocks_per_id + 1))
     requests = draw(st.lists(st.lists(st.integers(0, 14), max_size=9), max_size=25))
-    return device_blocks, host_blocks, blocks_per_id, requests
+    headroom = draw(st.sampled_from([0, 0, 1, 10, 33.3, 50, 99.9]))
+    return device_blocks, host_blocks, blocks_per_id, headroom, requests
 
 
 @settings(max_examples=500, deadline=None)
 @given(replays())
 def test_every_move_is_the_naive_models_and_the_batches_leave_the_right_contents(replay):
-    device_blocks, host_blocks, blocks_per_id, requests = replay
-    cache = Placement(device_blocks, host_blocks, blocks_per_id, "lifo")
-    naive = NaiveCache(device_blocks, host_blocks, blocks_per_id)
+    device_blocks, host_blocks, blocks_per_id, headroom, requests = replay
+    cache = Placement(device_blocks, host_blocks, blocks_per_id, "lifo", headroom)
+    naive = NaiveCache(device_blocks, host_blocks, blocks_per_id, math.ceil(host_blocks * headroom / 100))
     contents = Contents()
     for hash_ids in requests:
         moves = cache.place(hash_ids)
@@ -164,8 +167,9 @@ def last_of_each_target(moves: Moves, blocks_per_id: int) -> list[int]:
 @settings(max_examples=500, deadline=None)
 @given(replays())
 def test_contiguous_slots_move_the_same_ids_between_other_host_blocks(replay):
-    device_blocks, host_blocks, blocks_per_id, requests = replay
-    lifo, cache = (Placement(device_blocks, host_blocks, blocks_per_id, slots) for slots in ("lifo", "contiguous"))
+    device_blocks, host_blocks, blocks_per_id, headroom, requests = replay
+    sizes = device_blocks, host_blocks, blocks_per_id
+    lifo, cache = (Placement(*sizes, slots, headroom) for slots in ("lifo", "contiguous"))
     contents, host = Contents(), HostOfRuns(host_blocks)
     for hash_ids in requests:
         expected, moves = lifo.place(hash_ids), cache.place(hash_ids)
@@ -176,6 +180,7 @@ def test_contiguous_slots_move_the_same_ids_between_other_host_blocks(replay):
         assert residents(cache.device_blocks_by_id()) == residents(lifo.device_blocks_by_id())
         now = cache.host_blocks_by_id()[0].tolist()
         assert now == lifo.host_blocks_by_id()[0].tolist()
+        assert len(now) * blocks_per_id <= host_blocks * (1 - headroom / 100) + 1e-9
         host.follow(moves, now, blocks_per_id)
         assert residents(cache.host_blocks_by_id()) == [(hash_id, host.blocks[hash_id]) for hash_id in now]
         contents.carry_out(moves, blocks_per_id)
@@ -311,11 +316,25 @@ def test_an_empty_request_gives_empty_int64_arrays():
         ((8, -1, 1), "host_blocks: came -1"),
         ((8, 8, 0), "blocks_per_id: came 0"),
         ((8, 8, 1, "fifo"), "host_slots: came 'fifo', expected one of lifo, contiguous"),
+        ((8, 8, 1, "lifo", -1), "host_headroom_percent: came -1, expected 0 or more, below 100"),
+        ((8, 8, 1, "lifo", 100), "host_headroom_percent: came 100"),
+        ((8, 8, 1, "lifo", float("nan")), "host_headroom_percent: came nan"),
     ],
 )
 def test_sizes_that_cannot_be(arguments, says):
     with pytest.raises(ValueError, match=says):
         Placement(*arguments)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_headroom_gives_an_allocator_longer_runs(seed):
+    random, lengths = np.random.default_rng(seed), []
+    requests = [random.integers(0, 60, random.integers(1, 6)).tolist() for _ in range(300)]
+    for headroom in (0, 10, 25):
+        cache = Placement(8, 40, host_slots="contiguous", host_headroom_percent=headroom)
+        outs = [cache.place(request).out_host for request in requests]
+        lengths.append(sum(out.size for out in outs) / sum(map(count_runs, outs)))
+    assert lengths[0] < lengths[1] < lengths[2]
 
 
 class CountsQuestions(set):
@@ -339,6 +358,29 @@ def test_looking_past_named_ids_is_not_quadratic(monkeypatch):
     moves = placement.place(request)
     assert moves.out_ids.tolist() == list(range(ids, 2 * ids))
     assert CountsQuestions.asked < 4 * len(request)  # a scan for each eviction would ask four million times
+
+
+@pytest.mark.parametrize(
+    ("headroom", "counts"),
+    [
+        (1, (233_409, 41_456, 58_280, 11_956, 44_229, 9_646)),
+        (5, (234_633, 40_232, 34_615, 7_878, 17_654, 5_391)),
+    ],
+)
+def test_what_headroom_does_to_the_runs_of_the_mooncake_trace(mooncake_trace, headroom, counts):
+    cache = Placement(1000, 8000, host_slots="contiguous", host_headroom_percent=headroom)
+    found = np.zeros(6, dtype=np.int64)
+    for request in read_trace(mooncake_trace):
+        moves = cache.place(request.hash_ids)
+        found += (
+            moves.out_host.size,
+            moves.in_host.size,
+            merged_runs(moves.out_device, moves.out_host),
+            merged_runs(moves.in_host, moves.in_device),
+            count_runs(moves.out_host),
+            count_runs(moves.in_host),
+        )
+    assert tuple(found.tolist()) == counts
 
 
 def merged_runs(source: np.ndarray, target: np.ndarray) -> int:
