@@ -101,15 +101,21 @@ class Workshop:
             # A .pyc is known by its source's size and second: a bug of the same length could hide behind one.
             "PYTHONDONTWRITEBYTECODE": "1",
             "NUMBA_CACHE_DIR": str(cache),
-            "HYPOTHESIS_PROFILE": "default",
+            "HYPOTHESIS_PROFILE": "planted",
             "PYTEST_ADDOPTS": "",
         }
         return {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")} | changed
 
 
+def _is_check(by: str) -> bool:
+    return by.startswith(CHECK)
+
+
 def _arguments(by: str) -> list[str]:
-    if by == CHECK:
-        return ["numba_kvswap", "check", "--engine", "simulated", "--examples", str(EXAMPLES), "--seed", "0"]
+    if _is_check(by):
+        transport = by.partition(" ")[2] or "auto"
+        options = ["--engine", "simulated", "--transport", transport, "--examples", str(EXAMPLES), "--seed", "0"]
+        return ["numba_kvswap", "check", *options]
     # Neither slow nor cuda: a bug must be caught by what every machine runs.
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow and not cuda", "--no-header"]
     configuration = ["-c", str(REPOSITORY / "pyproject.toml"), "--rootdir", str(REPOSITORY), "--hypothesis-seed", "0"]
@@ -120,7 +126,7 @@ def _found(by: str, done: subprocess.CompletedProcess[str]) -> bool:
     """Whether the run ended as one that found something: not by a mistake in its call, and not before it began."""
     if any(word in done.stdout for word in _NOT_A_FINDING):
         return False
-    if by == CHECK:
+    if _is_check(by):
         # 1 for a mismatch; 2 where the engine raised what no engine may.
         return done.returncode == 1 or (done.returncode == 2 and "numba-kvswap check: " in done.stdout)
     return done.returncode == 1 and " failed" in done.stdout
@@ -129,5 +135,5 @@ def _found(by: str, done: subprocess.CompletedProcess[str]) -> bool:
 def _gist(by: str, output: str) -> str:
     """The line that says what was found."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    wanted = ("# ",) if by == CHECK else ("FAILED",)
+    wanted = ("# ",) if _is_check(by) else ("FAILED",)
     return next((line for line in lines if line.startswith(wanted)), lines[-1] if lines else "")[:160]
