@@ -15,10 +15,10 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def test_there_are_code_blocks():
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=["op", "swapper", "engine"])
+@pytest.mark.parametrize("block", BLOCKS, ids=["op", "swapper", "transports", "engine"])
 def test_code_block_runs(block, capsys):
     exec(compile(block, "README.md", "exec"), {})
 
