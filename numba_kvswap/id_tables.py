@@ -19,6 +19,8 @@ from numba_kvswap.memory import DriverMemory
 _WORD_BYTES = 8
 #: Of the smallest table: enough for 2,048 pairs of ids.
 WORDS_MIN = 4096
+# Up to here a kernel reads its ids over the link, which is sooner done than an engine copy of them.
+_DIRECT_PAIRS_MAX = 8
 
 
 class IdTables:
@@ -56,6 +58,11 @@ class IdTable:
     def __init__(self, memory: _Memory, idle: deque[_Memory]) -> None:
         self._memory, self._idle = memory, idle
         self.words, self.words_at, self.device_at = memory.words, memory.words_at, memory.device_at
+
+    def read_at(self, pairs: int) -> tuple[np.uint64, bool]:
+        """Where a kernel is to read the ids of so many pairs, and whether they must be copied there first."""
+        upload = pairs > _DIRECT_PAIRS_MAX
+        return (self.device_at if upload else self.words_at), upload
 
     def __del__(self) -> None:
         if not sys.is_finalizing():

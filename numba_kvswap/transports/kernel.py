@@ -20,8 +20,6 @@ from numba_kvswap.transports import Job, Submission, outcome
 
 # The smallest grid that is as fast as any out of 8 x 512 to 132 x 512 threads, at blocks of 4 KiB up, on an H200.
 _CUDA_BLOCKS, _THREADS = 64, 256
-# Up to here a kernel reads its ids over the link, which is sooner done than an engine copy of them. One run has none.
-_DIRECT_PAIRS_MAX = 8
 # Up to here the table is written and the kernel launched with the GIL held: some 10 us.
 _BRIEF_PAIRS_MAX = 8192
 
@@ -53,11 +51,10 @@ def submit(job: Job) -> Submission:
     """Put the job's kernel on its stream; see the package's docstring."""
     pair, plan, driver = job.pair, job.plan, job.pair.driver
     prepared = prepared_launch(pair, job.direction)
-    words = 2 * plan.pairs if plan.runs > 1 else 1
+    words = 2 * plan.pairs if plan.runs > 1 else 1  # one run needs no table
     table = device_tools(driver, pair.device_cache.device).tables.lend(words)
     job.keep(table)
     job.keep(prepared)
-    upload = plan.pairs > _DIRECT_PAIRS_MAX
     failed = np.zeros(FAILED_WORDS, np.int64)
     with driver.uninterrupted():
         status = (launch_over_runs_briefly if plan.pairs <= _BRIEF_PAIRS_MAX else launch_over_runs)(
@@ -69,8 +66,7 @@ def submit(job: Job) -> Submission:
             plan.run_target,
             plan.run_blocks,
             table.words,
-            table.device_at if upload else table.words_at,
-            upload,
+            *table.read_at(plan.pairs),
             failed,
         )
     return outcome(driver, status, failed)

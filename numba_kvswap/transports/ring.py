@@ -40,7 +40,6 @@ from numba_kvswap.transports import Job, Submission, outcome
 
 # All multiprocessors of an H200: the kernel must be over soon once it runs beside others. 64 warps each.
 _CUDA_BLOCKS, _THREADS = 132, 512
-_DIRECT_PAIRS_MAX = 8
 _BRIEF_RUNS_MAX = 4096
 # Submitted with the GIL held: some 8 calls a slot.
 _BRIEF_SLOTS = 8
@@ -92,11 +91,9 @@ def submit(job: Job) -> Submission:
     ring, table = tools.ring(job.direction), tools.tables.lend(max(1, plan.pairs))
     job.keep(table)
     job.keep(prepared)
-    upload = plan.pairs > _DIRECT_PAIRS_MAX
     failed = np.zeros(FAILED_WORDS, np.int64)
-    words = ring.words.copy()
-    words[RING_ROWS] = prepared.pieces.rows
-    pieces = prepared.pieces
+    words, pieces = ring.words.copy(), prepared.pieces
+    words[RING_ROWS] = pieces.rows
     brief = plan.blocks * len(pieces.words) <= BATCH_COPIES and plan.blocks <= _BRIEF_SLOTS * pieces.rows
     device, host = (plan.run_source, plan.run_target) if out else (plan.run_target, plan.run_source)
     order = (order_of_briefly if plan.runs <= _BRIEF_RUNS_MAX else order_of)(host)
@@ -110,15 +107,14 @@ def submit(job: Job) -> Submission:
             ring.slot_events,
             ring.next_slot,
             prepared.launch,
-            prepared.pieces.words,
+            pieces.words,
             pair.host_cuts,
             order,
             device,
             host,
             plan.run_blocks,
             table.words,
-            table.device_at if upload else table.words_at,
-            upload,
+            *table.read_at(plan.pairs),
             failed,
         )
     return outcome(driver, status, failed, streams=words[[RING_KERNELS, RING_COPIES]].tolist())

@@ -89,7 +89,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(folder, wrong):
     [
         ({"NUMBA_KVSWAP_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}, Path("/a")),
         ({"XDG_CACHE_HOME": "/b"}, Path("/b/numba_kvswap")),
-        ({"XDG_CACHE_HOME": "", "HOME": "/home/c"}, Path("/home/c/.cache/numba_kvswap")),
+        ({"XDG_CACHE_HOME": "", "HOME": "/c"}, Path("/c/.cache/numba_kvswap")),
     ],
 )
 def test_where_it_is(monkeypatch, variables, expected):
