@@ -30,14 +30,10 @@ def as_ids(ids: Iterable[Any], side: str) -> npt.NDArray[Any]:
 
     Raises TypeError for anything but a one-dimensional sequence of integers in host memory.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(ids, torch.Tensor):
-        if ids.device.type != "cpu":
-            raise TypeError(f"{side} ids lie on {ids.device}; expected them in host memory; pass ids.cpu()")
-        if not (ids.is_floating_point() or ids.is_complex()):
-            ids = ids.detach().numpy()
-    if type(ids) is np.ndarray and ids.ndim == 1 and ids.dtype.kind in "iu":
-        too_large = ids.dtype.kind == "u" and ids.itemsize == 8 and ids.size and ids.max() >= NO_BOUND
+    if type(ids) is not np.ndarray:
+        ids = _tensor_as_array(ids, side)
+    if type(ids) is np.ndarray and ids.ndim == 1 and (kind := ids.dtype.kind) in "iu":
+        too_large = kind == "u" and ids.itemsize == 8 and ids.size and ids.max() >= NO_BOUND
         return ids.astype(object if too_large else np.int64)
     listed = _listed(ids)
     if listed is None:
@@ -48,6 +44,16 @@ def as_ids(ids: Iterable[Any], side: str) -> npt.NDArray[Any]:
         return np.fromiter(listed, np.int64, len(listed))
     except OverflowError:
         return np.array(listed, object)
+
+
+def _tensor_as_array(ids: Any, side: str) -> Any:
+    """A torch tensor of integers as an array; anything else as it is. Raises TypeError for one on a device."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(ids, torch.Tensor):
+        return ids
+    if ids.device.type != "cpu":
+        raise TypeError(f"{side} ids lie on {ids.device}; expected them in host memory; pass ids.cpu()")
+    return ids if ids.is_floating_point() or ids.is_complex() else ids.detach().numpy()
 
 
 def _listed(ids: Any) -> list[Any] | None:

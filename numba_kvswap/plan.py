@@ -71,27 +71,26 @@ class Plan:
         source, target = as_ids(source_ids, sides[0]), as_ids(target_ids, sides[1])
         if source.size != target.size:
             raise ValueError(f"{source.size} {sides[0]} ids and {target.size} {sides[1]} ids; expected as many")
-        if object in (source.dtype, target.dtype):  # an id beyond 63 bits, and so beyond any bound
+        if source.dtype.hasobject or target.dtype.hasobject:  # an id beyond 63 bits, and so beyond any bound
             _check_side(source, blocks[0], sides[0])
             _check_side(target, blocks[1], sides[1])
         self._fill(source, target, sides, blocks)
 
     def _fill(self, source: Ids, target: Ids, sides: Sides, blocks: tuple[int, int]) -> None:
         plan = planned_briefly if source.size <= _BRIEF_PAIRS_MAX else planned
-        facts, run_source, run_target, run_blocks = plan(source, target)
-        source_min, source_max, target_min, target_max, moved = facts.tolist()
+        source_min, source_max, target_min, target_max, moved, runs = plan(source, target)
         if source_min < 0 or source_max >= blocks[0]:
             _check_side(source, blocks[0], sides[0])
         if target_min < 0 or target_max >= blocks[1]:
             _check_side(target, blocks[1], sides[1])
-        for array in (source, target, run_source, run_target, run_blocks):
+        for array in (source, target, runs):
             array.setflags(write=False)
         put = object.__setattr__
         put(self, "source_ids", source)
         put(self, "target_ids", target)
-        put(self, "run_source", run_source)
-        put(self, "run_target", run_target)
-        put(self, "run_blocks", run_blocks)
+        put(self, "run_source", runs[0])
+        put(self, "run_target", runs[1])
+        put(self, "run_blocks", runs[2])
         put(self, "blocks", moved)
         put(self, "sides", sides)
         put(self, "_largest", (source_max, target_max))

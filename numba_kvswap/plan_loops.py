@@ -11,42 +11,39 @@ _DIGIT_BITS = 11
 _DIGITS = 1 << _DIGIT_BITS
 
 
-#: What `planned` says of the pairs: smallest and largest source, smallest and largest target, blocks that move.
-SOURCE_MIN, SOURCE_MAX, TARGET_MIN, TARGET_MAX, BLOCKS = range(5)
+@compiled
+def planned(source_ids: Ids, target_ids: Ids) -> tuple[np.int64, np.int64, np.int64, np.int64, int, Ids]:
+    """Smallest and largest source, smallest and largest target, blocks that move, runs; all of it in one call.
+
+    Runs: int64 [3, runs], first source, first target and blocks of each, by ascending target; none where an id is
+    negative. Of no ids the smallest is 0, the largest -1.
+    """
+    source_min, source_max = _extremes(source_ids)
+    target_min, target_max = _extremes(target_ids)
+    blocks = 0
+    if source_min < 0 or target_min < 0:
+        return source_min, source_max, target_min, target_max, blocks, np.empty((3, 0), np.int64)
+    runs = _merged_runs(source_ids, target_ids)
+    for run in range(runs.shape[1]):
+        blocks += runs[2, run]
+    return source_min, source_max, target_min, target_max, blocks, runs
 
 
 @compiled
-def planned(source_ids: Ids, target_ids: Ids) -> tuple[Ids, Ids, Ids, Ids]:
-    """The facts above, then what `merged_runs` returns; no runs where an id is negative. All of it in one call."""
-    facts = np.zeros(5, np.int64)
-    _extremes(source_ids, facts[SOURCE_MIN:TARGET_MIN])
-    _extremes(target_ids, facts[TARGET_MIN:BLOCKS])
-    if facts[SOURCE_MIN] < 0 or facts[TARGET_MIN] < 0:
-        none = np.empty(0, np.int64)
-        return facts, none, none, none
-    run_source, run_target, run_blocks = merged_runs(source_ids, target_ids)
-    for run in range(run_blocks.size):
-        facts[BLOCKS] += run_blocks[run]
-    return facts, run_source, run_target, run_blocks
-
-
-@compiled
-def _extremes(ids: Ids, found: Ids) -> None:
-    """Smallest and largest id; 0 and -1 where there are none."""
-    found[0], found[1] = 0, -1
+def _extremes(ids: Ids) -> tuple[np.int64, np.int64]:
+    smallest, largest = np.int64(0), np.int64(-1)
     for i in range(ids.size):
-        found[0] = min(found[0], ids[i])
-        found[1] = max(found[1], ids[i])
+        smallest = min(smallest, ids[i])
+        largest = max(largest, ids[i])
+    return smallest, largest
 
 
 @compiled
-def merged_runs(source_ids: Ids, target_ids: Ids) -> tuple[Ids, Ids, Ids]:
-    """(first source, first target, blocks) of every run, by ascending target. Ids are 0 or more."""
+def _merged_runs(source_ids: Ids, target_ids: Ids) -> Ids:
     order = order_of(target_ids)
     count = order.size
-    run_source = np.empty(count, np.int64)
-    run_target = np.empty(count, np.int64)
-    run_blocks = np.empty(count, np.int64)
+    merged = np.empty((3, count), np.int64)
+    run_source, run_target, run_blocks = merged[0], merged[1], merged[2]
     runs = 0
     for i in range(count):
         target = target_ids[order[i]]
@@ -64,7 +61,7 @@ def merged_runs(source_ids: Ids, target_ids: Ids) -> tuple[Ids, Ids, Ids]:
             run_target[runs] = target
             run_blocks[runs] = 1
             runs += 1
-    return run_source[:runs].copy(), run_target[:runs].copy(), run_blocks[:runs].copy()
+    return merged if runs == count else merged[:, :runs].copy()
 
 
 @compiled
