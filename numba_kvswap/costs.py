@@ -25,6 +25,7 @@ from numba_kvswap.ids import Ids, Integers
 from numba_kvswap.jit import compiled, holding_the_gil
 from numba_kvswap.plan import Plan
 from numba_kvswap.plan_loops import order_of, order_of_briefly
+from numba_kvswap.submit import PIECE_BYTES, PIECE_STRIDE
 from numba_kvswap.transports.ring import pieces_of
 
 Seconds = npt.NDArray[np.float64]
@@ -127,12 +128,10 @@ class CostModel:
         groups, host_is_target = pair.groups, direction == "out"
         dense = (groups.device[:, 1] == groups.block_bytes) & (groups.host[:, 1] == groups.block_bytes)
         pitches = np.maximum(groups.device[:, 1], groups.host[:, 1])
-        self._groups: Integers = np.stack(
-            [groups.layers, groups.block_bytes, dense, pitches <= pair.driver.pitch_bytes_max], axis=1
-        ).astype(np.int64)
+        self._groups = _counted([groups.layers, groups.block_bytes, dense, pitches <= pair.driver.pitch_bytes_max])
         slot_bytes = pair.driver.ring_slot_bytes
         ring = pieces_of(pair.host_cache.layers, slot_bytes)
-        self._ring: Integers = ring.words[:, 1:3].astype(np.int64)
+        self._ring = _counted([ring.words[:, PIECE_STRIDE], ring.words[:, PIECE_BYTES]])
         self._slot_rows = ring.rows
         self._host_is_target = host_is_target
         self._as_it_is: Ids = np.empty(0, np.int64)
@@ -152,6 +151,12 @@ class CostModel:
             if host.size > 1:
                 order = (order_of_briefly if host.size <= _BRIEF_RUNS_MAX else order_of)(host)
         return host, plan.run_blocks, order, self._groups, self._ring, self._slot_rows, self._fixed, self._pieces
+
+
+def _counted(columns: Sequence[npt.NDArray[Any]]) -> Integers:
+    """The rows that these columns make, each once, and in a last column how often. Layers mostly are all alike."""
+    rows, counts = np.unique(np.stack(columns, axis=1).astype(np.int64), axis=0, return_counts=True)
+    return np.column_stack([rows, counts]).astype(np.int64)
 
 
 @compiled
@@ -185,9 +190,9 @@ def _expected_nogil(
     fixed: Seconds,
     pieces: Seconds,
 ) -> Seconds:
-    """order: the runs by ascending host block; empty where they are so already. groups: [groups, 4], layers, block
-    bytes, whether blocks are dense on both sides, whether their distances fit a 2-D copy. ring: [pieces, 2], distance
-    and bytes of its rows on the host."""
+    """order: the runs by ascending host block; empty where they are so already. groups: [kinds, 5], layers, block
+    bytes, whether blocks are dense on both sides, whether their distances fit a 2-D copy, how many such groups there
+    are. ring: [kinds, 3], distance and bytes of a piece's rows on the host, how many such pieces there are."""
     runs, blocks, stretches = run_blocks.size, 0, 0
     end = np.int64(-1)
     for i in range(runs):
@@ -200,24 +205,24 @@ def _expected_nogil(
         return expected
     run_length = blocks / runs
     for group in range(groups.shape[0]):
-        layers, size, dense, fits = groups[group]
+        layers, size, dense, fits, count = groups[group]
         pieces_a_run = 1.0 if dense else run_length
         piece_bytes = run_length / pieces_a_run * size
         as_rows = not dense and fits and run_length > 1
         if pieces_a_run < layers * (1.0 if as_rows else pieces_a_run):
-            expected[COPIES] += runs * pieces_a_run * layers * _cost(pieces[ROWS], piece_bytes)
-            expected[COPIES] += runs * pieces_a_run * fixed[ROWS]
+            copies = pieces_a_run * (layers * _cost(pieces[ROWS], piece_bytes) + fixed[ROWS])
         elif as_rows:
-            expected[COPIES] += runs * layers * (run_length * _cost(pieces[ROWS], size) + fixed[ROWS])
+            copies = layers * (run_length * _cost(pieces[ROWS], size) + fixed[ROWS])
         else:
-            expected[COPIES] += runs * layers * pieces_a_run * _cost(pieces[COPIES], piece_bytes)
-        expected[BATCH] += runs * layers * pieces_a_run * _cost(pieces[BATCH], piece_bytes)
-        expected[KERNEL] += blocks * layers * _cost(pieces[KERNEL], size)
+            copies = layers * pieces_a_run * _cost(pieces[COPIES], piece_bytes)
+        expected[COPIES] += count * runs * copies
+        expected[BATCH] += count * runs * layers * pieces_a_run * _cost(pieces[BATCH], piece_bytes)
+        expected[KERNEL] += count * blocks * layers * _cost(pieces[KERNEL], size)
     for piece in range(ring.shape[0]):
-        stride, size = ring[piece]
+        stride, size, count = ring[piece]
         # Slots cut stretches too.
-        count = min(float(blocks), stretches + blocks / max(1, slot_rows)) if stride == size else float(blocks)
-        expected[RING] += count * _cost(pieces[RING], blocks / count * size)
+        copies = min(float(blocks), stretches + blocks / max(1, slot_rows)) if stride == size else float(blocks)
+        expected[RING] += count * copies * _cost(pieces[RING], blocks / copies * size)
     return expected
 
 
