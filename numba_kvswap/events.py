@@ -1,11 +1,13 @@
-"""An event of a driver, owned: made, recorded, asked, and given up when nobody needs it."""
+"""Events of a driver, owned: made, recorded, asked, and given up when nobody needs them."""
 
 from __future__ import annotations
 
 import sys
 from collections import deque
 
-from numba_kvswap.driver import Driver
+import numpy as np
+
+from numba_kvswap.driver import Driver, IdleEvents
 
 
 class Event:
@@ -45,23 +47,54 @@ class Event:
             self._driver.discard_event(self._handle)
 
 
-class PooledEvent(Event):
-    """A timed event of `device`, taken from those that nobody holds, and put back there.
+class EventPair:
+    """Two timed events of `device`, recorded before and after some work, taken from those that nobody holds, and put
+    back there.
 
-    What waits for its last record on a stream goes on doing so: a new record does not change what was put there before.
+    What waits for the last record of one on a stream goes on doing so: a new record does not change what was put there
+    before.
+
+    Attributes: `words`, the two handles, for compiled code that records them.
+
+    Raises KVSwapDriverError where a driver call fails. Needs the current context of its device to be made.
     """
 
-    __slots__ = ("_idle",)
+    __slots__ = ("_driver", "_end", "_idle", "_start", "words")
 
     def __init__(self, driver: Driver, device: int) -> None:
-        self._idle: deque[int] = driver.idle_events.setdefault(device, deque())
+        self._driver, self._start, self._end = driver, 0, 0
+        idle = driver.idle_events.get(device)
+        self._idle: deque[IdleEvents] = driver.idle_events.setdefault(device, deque()) if idle is None else idle
         try:
-            self._driver, self._handle = driver, self._idle.pop()
+            self._start, self._end, self.words = self._idle.pop()
         except IndexError:
-            super().__init__(driver)
+            self._start = driver.event_create(timed=True)
+            self._end = driver.event_create(timed=True)
+            self.words = np.array((self._start, self._end), np.uint64)
+
+    def record_end(self, stream: int) -> None:
+        self._driver.event_record(self._end, stream)
+
+    def make_wait(self, stream: int) -> None:
+        """What is put on `stream` from now on starts after the end."""
+        self._driver.stream_wait_event(stream, self._end)
+
+    def ended(self) -> bool:
+        return self._driver.event_done(self._end)
+
+    def synchronize(self, *, soon: bool = False) -> None:
+        """Wait for the end. soon: whether it is a matter of microseconds."""
+        self._driver.event_synchronize(self._end, soon=soon)
+
+    def seconds(self) -> float:
+        """From one to the other, once it has ended."""
+        return self._driver.event_seconds(self._start, self._end)
 
     def __del__(self) -> None:
-        if self._handle and len(self._idle) < self._driver.idle_events_max:
-            self._idle.append(self._handle)
-        else:
-            super().__del__()
+        # Handles, not objects, go back: an object that dies in a cycle may be finalized before this.
+        if self._end and len(self._idle) < self._driver.idle_events_max:
+            self._idle.append((self._start, self._end, self.words))
+        elif not sys.is_finalizing():
+            for event in (self._start, self._end):
+                if event:
+                    self._driver.discard_event(event)

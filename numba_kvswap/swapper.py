@@ -161,7 +161,7 @@ class Swapper:
                     pair.host_cache.check_open()
                     transfer.marker = "stream"  # should the next line be interrupted, who knows what it has put there
                     submission = transport.submit(
-                        Job(plan, pair, direction, handle, transfer.start, transfer.end, transfer.keep)
+                        Job(plan, pair, direction, handle, transfer.events.words, transfer.keep)
                     )
                     transfer.marker = submission.marker
             finally:

@@ -7,7 +7,7 @@ import threading
 
 from numba_kvswap.cache_pair import CachePair, Direction
 from numba_kvswap.driver import KVSwapDriverError, SimulatedHang
-from numba_kvswap.events import PooledEvent
+from numba_kvswap.events import EventPair
 from numba_kvswap.interop import stream_handle
 from numba_kvswap.plan import Plan
 from numba_kvswap.transports import Marker
@@ -37,8 +37,7 @@ class Transfer:
         self._driver, self._device, self.stream = pair.driver, pair.device_cache.device, stream
         #: Work of one queue lands in order. A handle may name several: each thread's own, each device's legacy one.
         self.queue = (self._device, stream, threading.get_ident() if stream == PER_THREAD_STREAM else 0)
-        self.start = PooledEvent(self._driver, self._device)
-        self.end = PooledEvent(self._driver, self._device)
+        self.events = EventPair(self._driver, self._device)
         self._owners: tuple[object, ...] = pair.owners
         self._failure: Exception | None = None
         self._submitter = threading.get_ident()
@@ -59,7 +58,7 @@ class Transfer:
         """After a submission that ended without its event: record it now, or else wait. From the same thread."""
         try:
             with self._driver.activate(self._device):
-                self.end.record(self.stream)
+                self.events.record_end(self.stream)
             self.marker = "event"
         except KVSwapDriverError:
             self.settle()
@@ -84,7 +83,7 @@ class Transfer:
         """
         handle = stream_handle(stream, self._driver)
         with self._driver.activate(self._device):
-            self.end.make_wait(handle)
+            self.events.make_wait(handle)
 
     @property
     def seconds(self) -> float:
@@ -95,7 +94,7 @@ class Transfer:
         if not self.done():
             raise RuntimeError("this transfer is not done, so it has no seconds yet; wait() first")
         with self._driver.activate(self._device):
-            return self.end.seconds_since(self.start)
+            return self.events.seconds()
 
     def landed(self) -> bool:
         """Whether the driver says that nothing of it runs any more. Never waits, never raises what failed."""
@@ -126,7 +125,7 @@ class Transfer:
         if self.marker == "event":
             try:
                 with self._driver.activate(self._device):
-                    if not self.end.done():
+                    if not self.events.ended():
                         return False
             except Exception as error:
                 self._keep_failure(error)
@@ -141,7 +140,7 @@ class Transfer:
         try:
             with self._driver.activate(self._device):
                 if self.marker == "event":
-                    self.end.synchronize(soon=self.bytes <= _SOON_BYTES)
+                    self.events.synchronize(soon=self.bytes <= _SOON_BYTES)
                 elif self.marker == "stream":
                     # Not the stream: its handle may mean another by now, or, as the per-thread one, in this thread.
                     self._driver.synchronize()
@@ -180,7 +179,7 @@ class Transfer:
             return False
         try:
             with self._driver.activate(self._device):
-                self.end.done()
+                self.events.ended()
         except Exception as again:
             return again is error
         return False

@@ -16,7 +16,7 @@ from numba_kvswap.bench.ways import PythonWay, Sample
 from numba_kvswap.cache_pair import Direction
 from numba_kvswap.device_tools import device_tools
 from numba_kvswap.driver import KVSwapDriverError
-from numba_kvswap.events import Event
+from numba_kvswap.events import EventPair
 from numba_kvswap.ids import Words
 from numba_kvswap.plan import Plan
 from numba_kvswap.submit import FAILED_WORDS, launch_over_runs_briefly
@@ -36,7 +36,7 @@ class PreparedLaunch:
         pair, driver = swap.swapper.pair, swap.driver
         self.plan = Plan(swap.device_ids, swap.host_ids)
         self.table = device_tools(driver, pair.device_cache.device).tables.lend(2 * self.plan.pairs)
-        self.start, self.end = Event(driver), Event(driver)
+        self.events = EventPair(driver, pair.device_cache.device)
         self.launch: Words = kernel.prepared_launch(pair, "out").launch
 
 
@@ -52,12 +52,11 @@ class LaunchSubmitWay:
     def run(self) -> Sample:
         swap, ready, failed = self._swap, self._prepared, np.zeros(FAILED_WORDS, np.int64)
         plan, table, stream = ready.plan, ready.table, np.uint64(swap.stream)
-        events = np.array((ready.start.handle, ready.end.handle), np.uint64)
         words, runs = swap.driver.entry_points.words, (plan.run_source, plan.run_target, plan.run_blocks)
         with swap.driver.uninterrupted():
             start = perf_counter_ns()
             status = launch_over_runs_briefly(
-                words, stream, events, ready.launch, *runs, table.words, table.device_at, True, failed
+                words, stream, ready.events.words, ready.launch, *runs, table.words, table.device_at, True, failed
             )
             returned = perf_counter_ns()
         swap.driver.stream_synchronize(swap.stream)
@@ -91,7 +90,7 @@ class LaunchCWay:
         start = perf_counter_ns()
         status, host_ns = self._loop(
             swap.driver.entry_points,
-            (ready.start.handle, ready.end.handle),
+            tuple(ready.events.words.tolist()),
             self._table,
             self._launch,
             self._parameters,

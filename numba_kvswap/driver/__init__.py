@@ -6,12 +6,13 @@ from numba_kvswap.driver.cuda import CudaDriver, cuda_available, cuda_driver, wh
 from numba_kvswap.driver.errors import KVSwapDriverError
 from numba_kvswap.driver.simulated import SimulatedDriver, SimulatedHang, SimulatedLatch
 from numba_kvswap.driver.simulated_device import SimulatedArray, SimulatedDevice, SimulatedEvent, SimulatedStream
-from numba_kvswap.driver.table import Driver, EntryPoints, PointerInfo
+from numba_kvswap.driver.table import Driver, EntryPoints, IdleEvents, PointerInfo
 
 __all__ = [
     "CudaDriver",
     "Driver",
     "EntryPoints",
+    "IdleEvents",
     "KVSwapDriverError",
     "PointerInfo",
     "SimulatedArray",

@@ -70,7 +70,7 @@ class CudaDriver(Driver):
     CuPy and Numba, so their streams, events and memory may be used here. Any thread may use it."""
 
     name = "cuda"
-    idle_events_max = 256
+    idle_events_max = 128
 
     def __init__(self, bindings: ModuleType) -> None:
         super().__init__()

@@ -18,6 +18,9 @@ from numba_kvswap.driver.errors import KVSwapDriverError
 from numba_kvswap.driver.in_flight import InFlight
 from numba_kvswap.driver.statuses import HOST_MEMORY_NOT_REGISTERED, NAMES
 
+#: Two events that nobody holds, and the array of their handles.
+IdleEvents = tuple[int, int, npt.NDArray[np.uint64]]
+
 
 @dataclass(frozen=True)
 class EntryPoints:
@@ -101,7 +104,7 @@ class Driver(ABC):
     entry_points: EntryPoints
     #: Largest row distance a 2-D copy may have (CU_DEVICE_ATTRIBUTE_MAX_PITCH).
     pitch_bytes_max: int
-    #: So many events of a device are kept for the next to need one, since making one takes microseconds.
+    #: So many pairs of events of a device are kept for the next to need one: making an event takes microseconds.
     idle_events_max: int = 0
     #: Of a ring, each way. A slot is long enough that the pause between two copies does not show: with slots of 4, 8,
     #: 16 and 32 MiB an H200 reaches 0.97, 0.98, 0.99 and 0.99 of the link. All together they are 2.4 ms at 55 GB/s.
@@ -112,8 +115,8 @@ class Driver(ABC):
     def __init__(self) -> None:
         #: What this driver still works on, kept alive until it has landed.
         self.in_flight = InFlight()
-        #: By device: events that nobody holds.
-        self.idle_events: dict[int, deque[int]] = {}
+        #: By device: pairs of events that nobody holds.
+        self.idle_events: dict[int, deque[IdleEvents]] = {}
         #: By device: what device_tools.py has made for it.
         self.tools: dict[int, object] = {}
         self._never_unregistered: list[object] = []

@@ -7,13 +7,13 @@ A transport is a module with three functions:
     make_ready(pair, direction) -> None
         Make what it needs once a pair or once a device. Raises KVSwapDriverError where that is not to be had.
     submit(job) -> Submission
-        Put the job's copies on its stream, after a record of `start` and before one of `end`, and return at once.
+        Put the job's copies on its stream, between records of its first and its second event, and return at once.
 
 It may rely on everything having been checked, on each target being named once, and on the device's context being
 current. It must leave bytes outside the plan's targets alone and move the same bytes as the reference for any plan
-and pair. When a driver call fails it says so in what it returns, naming layer and run where it can; `end` is recorded
-all the same, behind what was put on the stream before the failure. What a running copy reads, it passes to `keep`
-before it submits anything.
+and pair. When a driver call fails it says so in what it returns, naming layer and run where it can; the second event
+is recorded all the same, behind what was put on the stream before the failure. What a running copy reads, it passes to
+`keep` before it submits anything.
 """
 
 from __future__ import annotations
@@ -22,11 +22,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from numba_kvswap.cache_pair import CachePair, Direction
 from numba_kvswap.driver import Driver, EntryPoints, KVSwapDriverError
-from numba_kvswap.events import Event
 from numba_kvswap.ids import Integers, Words
 from numba_kvswap.plan import Plan
 from numba_kvswap.submit import BEGUN, END_CALL, END_STATUS, FAILED_CALL, FAILED_LAYER, FAILED_RUN
@@ -48,19 +45,15 @@ class Submission:
 
 @dataclass(slots=True)  # not frozen, which would make making one take twice as long
 class Job:
-    """One swap to be submitted. keep: what it is given stays alive until the swap has landed."""
+    """One swap to be submitted. events: handles of two, to be recorded before and after. keep: what it is given stays
+    alive until the swap has landed."""
 
     plan: Plan
     pair: CachePair
     direction: Direction
     stream: int
-    start: Event
-    end: Event
+    events: Words
     keep: Callable[[object], None]
-
-    @property
-    def events(self) -> Words:
-        return np.array((self.start.handle, self.end.handle), np.uint64)
 
 
 def outcome(driver: Driver, status: int, failed: Integers, streams: Iterable[int] = ()) -> Submission:

@@ -20,6 +20,8 @@ from numba_kvswap.transports import Job, Submission, outcome
 
 # The smallest grid that is as fast as any out of 8 x 512 to 132 x 512 threads, at blocks of 4 KiB up, on an H200.
 _CUDA_BLOCKS, _THREADS = 64, 256
+# Of one run, whose first ids travel as parameters.
+_NO_TABLE, _NOWHERE = np.empty(0, np.uint64), (np.uint64(0), False)
 # Up to here the table is written and the kernel launched with the GIL held: some 10 us.
 _BRIEF_PAIRS_MAX = 8192
 
@@ -51,10 +53,12 @@ def submit(job: Job) -> Submission:
     """Put the job's kernel on its stream; see the package's docstring."""
     pair, plan, driver = job.pair, job.plan, job.pair.driver
     prepared = prepared_launch(pair, job.direction)
-    words = 2 * plan.pairs if plan.runs > 1 else 1  # one run needs no table
-    table = device_tools(driver, pair.device_cache.device).tables.lend(words)
-    job.keep(table)
     job.keep(prepared)
+    table, read_at = _NO_TABLE, _NOWHERE
+    if plan.runs > 1:
+        lent = device_tools(driver, pair.device_cache.device).tables.lend(2 * plan.pairs)
+        job.keep(lent)
+        table, read_at = lent.words, lent.read_at(plan.pairs)
     failed = np.zeros(FAILED_WORDS, np.int64)
     with driver.uninterrupted():
         status = (launch_over_runs_briefly if plan.pairs <= _BRIEF_PAIRS_MAX else launch_over_runs)(
@@ -65,8 +69,8 @@ def submit(job: Job) -> Submission:
             plan.run_source,
             plan.run_target,
             plan.run_blocks,
-            table.words,
-            *table.read_at(plan.pairs),
+            table,
+            *read_at,
             failed,
         )
     return outcome(driver, status, failed)

@@ -247,7 +247,7 @@ BUGS = [
     Bug(
         "the ids of a waiting swap are lent again",
         _KERNEL,
-        "    job.keep(table)\n",
+        "        job.keep(lent)\n",
         "",
         RACES,
     ),
@@ -580,11 +580,11 @@ BUGS = [
     Bug(
         "wait returns early",
         "transfer.py",
-        "self.end.synchronize(soon=self.bytes <= _SOON_BYTES)",
-        "self.end.done()",
+        "self.events.synchronize(soon=self.bytes <= _SOON_BYTES)",
+        "self.events.ended()",
         STREAM_ORDER,
     ),
-    Bug("wait_on does nothing", "transfer.py", "self.end.make_wait(handle)", "pass", STREAM_ORDER),
+    Bug("wait_on does nothing", "transfer.py", "self.events.make_wait(handle)", "pass", STREAM_ORDER),
     Bug(
         "the end is recorded before the copies",
         _SUBMIT,
