@@ -47,15 +47,20 @@ class InFlight:
         stream: anything that tells one stream from another; a handle alone does not.
         """
         with self._lock:
-            self._by_stream.setdefault(stream, deque()).append(work)
-            streams = list(self._by_stream)
-        for each in streams:
+            before = tuple(self._by_stream)
+            queue: deque[Pending] | None = None
+            while queue is None or self._by_stream.get(stream) is not queue:  # it may be emptied and dropped meanwhile
+                queue = self._by_stream.setdefault(stream, deque())
+                queue.append(work)
+        for each in before:
             self.prune(each)
 
     def prune(self, stream: Hashable) -> None:
         """Let go of what has landed on `stream`."""
         while True:
-            queue = self._by_stream.get(stream, deque())
+            queue = self._by_stream.get(stream)
+            if queue is None:
+                return
             try:
                 oldest = queue[0]
             except IndexError:

@@ -8,12 +8,14 @@ import gc
 import pickle
 import signal
 import threading
+from collections import deque
 
 import numpy as np
 import pytest
 
 from numba_kvswap import DeviceCache, HostCache, KVSwapDriverError, Plan, Swapper, caches, swap_cache_all_layers
 from numba_kvswap.driver import SimulatedDevice
+from numba_kvswap.driver.in_flight import InFlight
 from numba_kvswap.transports import copies
 
 BLOCKS = 4
@@ -31,6 +33,14 @@ class Rig:
 @pytest.fixture
 def rig():
     return Rig()
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_raises():
+    """Also where the process was started in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_a_failing_question_about_one_transfer_is_no_matter_of_the_next_swap(rig):
@@ -389,6 +399,31 @@ def test_a_view_made_while_the_pool_closes_is_refused(rig, monkeypatch):
     monkeypatch.setattr(caches, "LayerBytes", close_between)
     with pytest.raises(ValueError, match="closed"):
         rig.host_cache.layer(0)
+
+
+def test_work_is_kept_though_its_stream_is_pruned_while_it_is_added():
+    """As a finalizer may do it between any two lines."""
+
+    class Work:
+        unmarked = False
+
+        def __init__(self, *, has_landed):
+            self.has_landed = has_landed
+
+        def landed(self):
+            return self.has_landed
+
+    class PrunedOnTheWay(deque):
+        def append(self, work):
+            in_flight.prune("a stream")
+            super().append(work)
+
+    in_flight = InFlight()
+    in_flight.add(old := Work(has_landed=False), "a stream")
+    in_flight._by_stream["a stream"] = PrunedOnTheWay([old])
+    old.has_landed = True
+    in_flight.add(Work(has_landed=False), "a stream")
+    assert len(in_flight) == 1
 
 
 def test_a_failed_swap_leaves_no_cycle(rig):

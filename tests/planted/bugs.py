@@ -594,6 +594,13 @@ BUGS = [
         "    if status == 0:\n        status = _copy_groups(",
         STREAM_ORDER,
     ),
+    Bug(
+        "work is lost whose stream is pruned meanwhile",
+        "driver/in_flight.py",
+        "while queue is None or self._by_stream.get(stream) is not queue:",
+        "while queue is None:",
+        ENDS,
+    ),
     Bug("copies go to the default stream", _COPIES, "np.uint64(job.stream),", "np.uint64(0),", STREAM_ORDER),
     Bug("driver status ignored", "swapper.py", "if submission.error is not None:", "if False:", CLASS_8),
     Bug(
