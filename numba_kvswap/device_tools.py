@@ -18,12 +18,12 @@ from numba_kvswap.memory import DriverMemory
 from numba_kvswap.submit import (
     EMPTIED,
     FILLED,
+    KERNELS,
     RING_ADDRESS,
     RING_COPIES,
-    RING_JOINS,
-    RING_KERNELS,
+    RING_IDS,
+    RING_JOIN,
     RING_SLOT_BYTES,
-    RING_SLOTS,
     RING_WORDS,
     copy_async,
 )
@@ -138,9 +138,9 @@ class DeviceTools:
 
 
 class Ring:
-    """Slots in device memory and the two streams that work on them: one for kernels, one for engine copies.
+    """Slots in device memory and the streams that work on them: one for all engine copies, one a slot for kernels.
 
-    Attributes: `words`, `slot_events` and `next_slot`, as submit.py takes them; `lock`, held while a transfer is put on
+    Attributes: `words`, `slots` and `chunks_before`, as submit.py takes them; `lock`, held while a transfer is put on
     the ring.
 
     Raises KVSwapDriverError where the device has no such memory left.
@@ -149,20 +149,22 @@ class Ring:
     def __init__(self, driver: Driver, device: int) -> None:
         slots, slot_bytes = driver.ring_slots, driver.ring_slot_bytes
         self._memory = DriverMemory(driver, device, slots * slot_bytes, "device")
-        self._events = [[Event(driver, timed=False), Event(driver, timed=False)] for _ in range(slots)]
-        self._joins = [Event(driver, timed=False), Event(driver, timed=False)]
+        self._events = [Event(driver, timed=False) for _ in range(2 * slots + 2)]
+        *of_slots, ids, join = (event.handle for event in self._events)
         self.lock = threading.RLock()
-        self.next_slot: Integers = np.zeros(1, np.int64)
-        self.slot_events: Words = np.zeros((slots, 2), np.uint64)
-        for slot, events in enumerate(self._events):
-            self.slot_events[slot, [FILLED, EMPTIED]] = [event.handle for event in events]
+        self.chunks_before: Integers = np.zeros(1, np.int64)
+        self.slots: Words = np.zeros((slots, 3), np.uint64)
+        self.slots[:, [FILLED, EMPTIED]] = np.reshape(of_slots, (slots, 2))
         self.words: Words = np.zeros(RING_WORDS, np.uint64)
-        self.words[RING_KERNELS] = driver.stream_create(urgent=True)
+        self.words[RING_SLOT_BYTES], self.words[RING_ADDRESS] = slot_bytes, self._memory.address
+        self.words[RING_IDS], self.words[RING_JOIN] = ids, join
+        streams: list[int] = []
         try:
+            for _ in range(slots):
+                streams.append(driver.stream_create(urgent=True))
             self.words[RING_COPIES] = driver.stream_create()
         except KVSwapDriverError:
-            driver.stream_destroy(int(self.words[RING_KERNELS]))
+            for stream in streams:
+                driver.stream_destroy(stream)
             raise
-        self.words[RING_SLOTS], self.words[RING_SLOT_BYTES] = slots, slot_bytes
-        self.words[RING_ADDRESS] = self._memory.address
-        self.words[RING_JOINS : RING_JOINS + 2] = [event.handle for event in self._joins]
+        self.slots[:, KERNELS] = streams

@@ -35,11 +35,12 @@ BATCH_COPIES = 512
 _SOURCE_IN_STREAM_ORDER, _OVERLAP_WITH_COMPUTE = 1, 1
 #: Columns of `pieces`: where a ring's rows lie on the host, how far apart, how long they are, where in a slot they lie.
 PIECE_HOST, PIECE_STRIDE, PIECE_BYTES, PIECE_OFFSET = range(4)
-#: Words of `ring`: its two streams, slots, bytes of each, the first one's address, rows that fit one, two events.
-RING_KERNELS, RING_COPIES, RING_SLOTS, RING_SLOT_BYTES, RING_ADDRESS, RING_ROWS, RING_JOINS = range(7)
-RING_WORDS = 8
-#: Columns of a ring's `slot_events`.
-FILLED, EMPTIED = 0, 1
+#: Words of `ring`: the stream of its copies, how many bytes a slot has, the first one's address, rows that fit one, an
+#: event that marks the ids' arrival, one to join streams.
+RING_COPIES, RING_SLOT_BYTES, RING_ADDRESS, RING_ROWS, RING_IDS, RING_JOIN = range(6)
+RING_WORDS = 6
+#: Columns of a ring's `slots`: two events, and the stream of the slot's kernels.
+FILLED, EMPTIED, KERNELS = range(3)
 
 _INT32, _INT64 = ir.IntType(32), ir.IntType(64)
 
@@ -544,8 +545,8 @@ def ring_over_runs(
     events: Words,
     out: bool,
     ring: Words,
-    slot_events: Words,
-    next_slot: Integers,
+    slots: Words,
+    chunks_before: Integers,
     launch: Words,
     pieces: Words,
     host_cuts: Ids,
@@ -560,27 +561,29 @@ def ring_over_runs(
 ) -> int:
     """Move every block through a ring of slots in device memory, between records of the two events.
 
-    Out: a kernel gathers blocks into a slot, engine copies take the slot to the host. In: the other way round. The ring
-    has a stream for each of the two, so that they work on different slots at once. A slot is filled only behind the
-    event of its last emptying, in whichever transfer that was.
+    Out: a kernel gathers blocks into a slot, engine copies take the slot to the host. In: the other way round. All
+    copies are on one stream; the kernels of each slot have their own: where kernels of others leave the device now and
+    then, those of all slots are ready to take it. A slot is filled only behind the event of its last emptying, in
+    whichever transfer that was.
 
-    ring: RING_WORDS words. slot_events: [slots, 2]. next_slot: one word, the slot after the last one used.
+    ring: RING_WORDS words. slots: [slots, 3]. chunks_before: one word, how often any slot was used so far.
     pieces: [pieces, 4], see PIECE_HOST. host_cuts: host blocks that no copy may hold together with those before.
     order: the runs by ascending host block. table: pinned words, one a block.
     """
     status = _begin(entry_points, stream, events, failed)
     if status != 0:
         return status
-    status = _wait(entry_points, ring[RING_KERNELS], events[0], failed)
-    if status == 0:
+    first = chunks_before[0]
+    status = _wait(entry_points, slots[first % slots.shape[0], KERNELS], events[0], failed)
+    if status == 0 and not out:
         status = _wait(entry_points, ring[RING_COPIES], events[0], failed)
     if status == 0:
         status = _ring_chunks(
             entry_points,
             out,
             ring,
-            slot_events,
-            next_slot,
+            slots,
+            chunks_before,
             launch,
             pieces,
             host_cuts,
@@ -593,10 +596,15 @@ def ring_over_runs(
             upload,
             failed,
         )
-    # Also after a failure: what is on the ring's streams must be over before the end.
-    joined = _join(entry_points, stream, ring[RING_COPIES], ring[RING_JOINS], failed)
-    if joined == 0:
-        joined = _join(entry_points, stream, ring[RING_KERNELS], ring[RING_JOINS + 1], failed)
+    # Also after a failure: what is on the ring's streams must be over before the end. Out, the copies come last.
+    joined = _join(entry_points, stream, ring[RING_COPIES], ring[RING_JOIN], failed)
+    used = 0 if out else chunks_before[0] - first
+    if status != 0 or used > slots.shape[0]:
+        used = slots.shape[0]
+    for i in range(used):
+        if joined == 0:
+            kernels = slots[(first + i) % slots.shape[0], KERNELS]
+            joined = _join(entry_points, stream, kernels, ring[RING_JOIN], failed)
     if joined == 0:
         _end(entry_points, stream, events, failed)
     return status
@@ -607,8 +615,8 @@ def _ring_chunks(
     entry_points: Words,
     out: bool,
     ring: Words,
-    slot_events: Words,
-    next_slot: Integers,
+    slots: Words,
+    chunks_before: Integers,
     launch: Words,
     pieces: Words,
     host_cuts: Ids,
@@ -629,17 +637,24 @@ def _ring_chunks(
             host_ids[pairs] = run_host[run] + i
             table[pairs] = np.uint64(run_device[run] + i)
             pairs += 1
-    status = _upload(entry_points, ring[RING_KERNELS], table, table_at, int(pairs), upload, failed)
     copies = np.empty((3, BATCH_COPIES), np.uint64)
     rows = np.int64(ring[RING_ROWS])
+    kernels = slots[chunks_before[0] % slots.shape[0], KERNELS]
+    status = _upload(entry_points, kernels, table, table_at, int(pairs), upload, failed)
+    if status == 0 and pairs > rows:
+        status = _record(entry_points, ring[RING_IDS], kernels, failed)
     while status == 0 and first < pairs:
         last = pairs if pairs - first < rows else first + rows
-        slot = next_slot[0] % np.int64(ring[RING_SLOTS])
+        slot = chunks_before[0] % slots.shape[0]
+        if 0 < first < rows * slots.shape[0]:  # the stream's first kernel in this transfer
+            status = _wait(entry_points, slots[slot, KERNELS], ring[RING_IDS], failed)
+            if status != 0:
+                return status
         status = _ring_chunk(
             entry_points,
             out,
             ring,
-            slot_events[slot],
+            slots[slot],
             ring[RING_ADDRESS] + np.uint64(slot) * ring[RING_SLOT_BYTES],
             launch,
             pieces,
@@ -649,7 +664,7 @@ def _ring_chunks(
             copies,
             failed,
         )
-        next_slot[0] = slot + 1
+        chunks_before[0] += 1
         first = last
     return status
 
@@ -659,7 +674,7 @@ def _ring_chunk(
     entry_points: Words,
     out: bool,
     ring: Words,
-    slot_events: Words,
+    slot: Words,
     slot_at: np.uint64,
     launch: Words,
     pieces: Words,
@@ -670,20 +685,21 @@ def _ring_chunk(
     failed: Integers,
 ) -> int:
     """Fill one slot and empty it again: first the stage that fills, on its stream, then the other one."""
-    filling, emptying = (RING_KERNELS, RING_COPIES) if out else (RING_COPIES, RING_KERNELS)
-    status = _wait(entry_points, ring[filling], slot_events[EMPTIED], failed)
-    for stage in (filling, emptying):
-        if status == 0 and stage == emptying:
-            status = _wait(entry_points, ring[emptying], slot_events[FILLED], failed)
+    copying, kernels = ring[RING_COPIES], slot[KERNELS]
+    filling, emptying = (kernels, copying) if out else (copying, kernels)
+    status = _wait(entry_points, filling, slot[EMPTIED], failed)
+    for fills in (True, False):
+        if status == 0 and not fills:
+            status = _wait(entry_points, emptying, slot[FILLED], failed)
         if status != 0:
             return status
-        if stage == RING_COPIES:
-            status = _copy_slot(entry_points, ring[stage], out, slot_at, pieces, host_cuts, host_ids, copies, failed)
+        if fills == out:
+            status = _launch_on_slot(entry_points, kernels, out, slot_at, launch, host_ids, device_ids_at, failed)
         else:
-            status = _launch_on_slot(entry_points, ring[stage], out, slot_at, launch, host_ids, device_ids_at, failed)
+            status = _copy_slot(entry_points, copying, out, slot_at, pieces, host_cuts, host_ids, copies, failed)
         if status == 0:
-            event = slot_events[FILLED if stage == filling else EMPTIED]
-            status = _record(entry_points, event, ring[stage], failed)
+            event, stage = (slot[FILLED], filling) if fills else (slot[EMPTIED], emptying)
+            status = _record(entry_points, event, stage, failed)
     return status
 
 

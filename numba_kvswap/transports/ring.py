@@ -26,12 +26,12 @@ from numba_kvswap.plan_loops import order_of, order_of_briefly
 from numba_kvswap.submit import (
     BATCH_COPIES,
     FAILED_WORDS,
+    KERNELS,
     PIECE_BYTES,
     PIECE_HOST,
     PIECE_OFFSET,
     PIECE_STRIDE,
     RING_COPIES,
-    RING_KERNELS,
     RING_ROWS,
     ring_over_runs,
     ring_over_runs_briefly,
@@ -104,8 +104,8 @@ def submit(job: Job) -> Submission:
             job.events,
             out,
             words,
-            ring.slot_events,
-            ring.next_slot,
+            ring.slots,
+            ring.chunks_before,
             prepared.launch,
             pieces.words,
             pair.host_cuts,
@@ -117,7 +117,7 @@ def submit(job: Job) -> Submission:
             *table.read_at(plan.pairs),
             failed,
         )
-    return outcome(driver, status, failed, streams=words[[RING_KERNELS, RING_COPIES]].tolist())
+    return outcome(driver, status, failed, streams=[int(words[RING_COPIES]), *ring.slots[:, KERNELS].tolist()])
 
 
 def pieces_of(layers: tuple[Layer, ...], slot_bytes: int) -> Pieces:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transport_rig import BLOCKS, EAGER, LAZY, Rig, assert_same, swap
 
 from numba_kvswap.device_tools import device_tools
-from numba_kvswap.driver import SimulatedHang
+from numba_kvswap.driver import KVSwapDriverError, SimulatedHang
+from numba_kvswap.submit import KERNELS, RING_COPIES
 
 DIRECTIONS = ("out", "in")
 TAPES = st.binary(max_size=200)
@@ -21,23 +23,39 @@ def forwards(count):
 
 
 class Held:
-    """A ring one of whose streams is held, while the other goes on as far as it may."""
+    """A ring one of whose streams is held, while the others go on as far as they may.
 
-    def __init__(self, direction, which, schedule=EAGER, ring_blocks=1):
-        self.rig = Rig("ring", schedule=schedule, ring_blocks=ring_blocks)
+    which: "copies", or whose kernels: of the slot that comes next, or of the one after.
+    """
+
+    def __init__(self, direction, which):
+        self.rig = Rig("ring", schedule=EAGER, ring_blocks=1)
         self.swapper = self.rig.swapper()
         swap(self.swapper, direction, [0], [0]).wait()  # makes the ring
         self.before = self.rig.images()
-        tools = self.rig.driver.tools[0]
-        self.latch = self.rig.driver.latch(int(tools.ring(direction).words[which]))
+        ring = self.rig.driver.tools[0].ring(direction)
+        kernels = np.roll(ring.slots[:, KERNELS], -ring.chunks_before[0])
+        stream = (
+            ring.words[RING_COPIES] if which == "copies" else kernels[("next kernels", "other kernels").index(which)]
+        )
+        self.latch = self.rig.driver.latch(int(stream))
         self.stream = self.rig.simulated.stream()
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("held", [0, 1], ids=["kernels held", "copies held"])
-@pytest.mark.parametrize("count", [1, 9], ids=["one slot", "all slots and more"])
-def test_a_stage_that_is_held_holds_the_other_one_up(direction, held, count):
-    held = Held(direction, held)
+@pytest.mark.parametrize(
+    ("which", "count"),
+    [
+        ("copies", 1),
+        ("next kernels", 1),
+        ("copies", 9),
+        ("next kernels", 9),
+        ("other kernels", 2),
+        ("other kernels", 9),
+    ],
+)
+def test_a_stream_that_is_held_holds_the_swap_up(direction, which, count):
+    held = Held(direction, which)
     rig = held.rig
     transfer = swap(held.swapper, direction, *forwards(count), held.stream)
     for _ in range(50):
@@ -45,6 +63,26 @@ def test_a_stage_that_is_held_holds_the_other_one_up(direction, held, count):
     held.latch.open()
     transfer.wait()
     assert_same(rig.images(), rig.expected(direction, *forwards(count), held.before))
+
+
+@pytest.mark.parametrize(
+    ("direction", "which", "failing", "succeed"),
+    [
+        ("out", "next kernels", "cuMemcpyAsync", 0),
+        ("out", "next kernels", "cuStreamWaitEvent", 2),  # of the copies for the kernel: nothing on their stream yet
+        ("in", "copies", "cuLaunchKernel", 0),
+    ],
+)
+def test_after_a_failure_the_stream_waits_for_what_is_on_the_ring(direction, which, failing, succeed):
+    held = Held(direction, which)
+    driver = held.rig.driver
+    driver.fail(failing, at=succeed)
+    with pytest.raises(KVSwapDriverError, match=failing):
+        swap(held.swapper, direction, [0], [0], held.stream)
+    with pytest.raises(SimulatedHang):
+        driver.stream_synchronize(held.stream.handle)
+    held.latch.open()
+    driver.stream_synchronize(held.stream.handle)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

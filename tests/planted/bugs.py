@@ -290,21 +290,21 @@ BUGS = [
     Bug(
         "a slot is filled before it is empty",
         _SUBMIT,
-        "    status = _wait(entry_points, ring[filling], slot_events[EMPTIED], failed)\n",
+        "    status = _wait(entry_points, filling, slot[EMPTIED], failed)\n",
         "    status = 0\n",
         FENCES,
     ),
     Bug(
         "a slot is emptied before it is full",
         _SUBMIT,
-        "            status = _wait(entry_points, ring[emptying], slot_events[FILLED], failed)\n",
+        "            status = _wait(entry_points, emptying, slot[FILLED], failed)\n",
         "            pass\n",
         FENCES,
     ),
     Bug(
         "the ring's kernels do not wait for the start",
         _SUBMIT,
-        "    status = _wait(entry_points, ring[RING_KERNELS], events[0], failed)\n",
+        "    status = _wait(entry_points, slots[first % slots.shape[0], KERNELS], events[0], failed)\n",
         "    status = 0\n",
         FENCES,
     ),
@@ -318,15 +318,30 @@ BUGS = [
     Bug(
         "the ring's copies are not joined",
         _SUBMIT,
-        "joined = _join(entry_points, stream, ring[RING_COPIES], ring[RING_JOINS], failed)",
+        "joined = _join(entry_points, stream, ring[RING_COPIES], ring[RING_JOIN], failed)",
         "joined = 0",
         FENCES,
     ),
     Bug(
         "nor are its kernels",
         _SUBMIT,
-        "        joined = _join(entry_points, stream, ring[RING_KERNELS], ring[RING_JOINS + 1], failed)\n",
-        "        pass\n",
+        "            joined = _join(entry_points, stream, kernels, ring[RING_JOIN], failed)\n",
+        "            pass\n",
+        FENCES,
+    ),
+    Bug("nor are those of the second slot", _SUBMIT, "for i in range(used):", "for i in range(min(used, 1)):", FENCES),
+    Bug(
+        "after a failure only the slots used are joined",
+        _SUBMIT,
+        "if status != 0 or used > slots.shape[0]:",
+        "if used > slots.shape[0]:",
+        FENCES,
+    ),
+    Bug(
+        "a slot's kernels do not wait for the ids",
+        _SUBMIT,
+        "            status = _wait(entry_points, slots[slot, KERNELS], ring[RING_IDS], failed)\n",
+        "            pass\n",
         FENCES,
     ),
     Bug(
@@ -370,7 +385,7 @@ BUGS = [
     Bug(
         "a half made ring keeps its stream",
         _TOOLS,
-        "driver.stream_destroy(int(self.words[RING_KERNELS]))",
+        "driver.stream_destroy(stream)",
         "pass",
         TRANSPORTS,
     ),
@@ -391,7 +406,7 @@ BUGS = [
     ),
     # ---- the choice ----
     Bug("favor is ignored", _CHOICE, 'if favor == "compute":', 'if favor == "none":', CHOICE),
-    Bug("a narrow lead is the ring's beside kernels too", _CHOICE, 'if self._favor == "compute":', "if False:", CHOICE),
+    Bug("a narrow lead is the ring's beside kernels too", _CHOICE, 'if self._favor == "compute"', "if False", CHOICE),
     Bug("both ways at once cost nothing more", _CHOICE, "if both_ways else 1.0", "if False else 1.0", CHOICE),
     Bug(
         "the slowest is chosen",
