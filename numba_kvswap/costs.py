@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -119,10 +120,17 @@ class CostModel:
     """What the transports are expected to take between two caches, one way, by a machine's costs."""
 
     def __init__(
-        self, costs: Costs, pair: CachePair, direction: Direction, times: Mapping[str, float] | None = None
+        self,
+        costs: Costs,
+        pair: CachePair,
+        direction: Direction,
+        times: Mapping[str, float] | None = None,
+        waits_s: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """times: of each of CURVES, how many times as long its pieces take as they do with nothing beside them."""
-        self._fixed, self._pieces = costs.tables[direction]
+        """times: of each of CURVES, how many times as long its pieces take as they do with nothing beside them.
+        waits_s: of some of them, seconds before the first piece."""
+        fixed, self._pieces = costs.tables[direction]
+        self._fixed = fixed + np.array([waits_s.get(name, 0.0) for name in CURVES])
         if times is not None:
             self._pieces = self._pieces * np.array([[times[name]] for name in CURVES])
         groups, host_is_target = pair.groups, direction == "out"

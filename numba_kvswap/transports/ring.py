@@ -2,8 +2,8 @@
 
 The engines need long copies, and get them where a block's layers, and the blocks of neighbouring slots, lie side by
 side on the host: in block-major pools. The kernel needs tens of microseconds for what the link needs hundreds, so work
-beside it hardly notices; but it has to wait for multiprocessors where others hold them all. It takes 128 MiB of device
-memory a way, once a process.
+beside it hardly notices. Where others hold all multiprocessors a swap's first kernel has to wait for them; while later
+ones do, the link has the other slots' bytes to carry. It takes 128 MiB of device memory a way, once a process.
 
 A swap waits for those put on the ring before it, whatever their streams: where one stands behind a long kernel, so do
 they.

@@ -82,8 +82,10 @@ def test_favor_compute_never_takes_the_kernel_and_says_why(monkeypatch):
 
 
 @pytest.mark.parametrize("direction", ["out", "in"])
-def test_beside_kernels_the_ring_must_win_by_more(direction):
-    for favor, ring_s, expected in [("swap", 0.9, "ring"), ("compute", 0.9, "batch"), ("compute", 0.7, "ring")]:
+def test_beside_kernels_the_ring_must_win_by_more_than_its_wait_for_them(direction):
+    wait_s = choice._WAITS_BESIDE_KERNELS_S["ring"]
+    for favor, lead_s, expected in [("swap", 0.9, "ring"), ("compute", 0.9, "batch"), ("compute", 1.1, "ring")]:
+        ring_s = 1.0 - lead_s * wait_s
         chosen, _ = chooser(Rig(), favor, ring_and_batch(ring_s, 1.0))
         assert chosen.choose(Plan([3], [5]), direction) == expected
         assert chosen.explain(Plan([3], [5]), direction).chosen == expected
@@ -114,9 +116,8 @@ def test_the_least_expected_time_is_chosen_of_those_that_may_be_used(costs, ids,
     chosen, pair = chooser(rig, favor, costs)
     both_ways = data.draw(st.booleans())
     times = dict(costs.both_ways) if both_ways else dict.fromkeys(CURVES, 1.0)
-    if favor == "compute":
-        times["ring"] *= choice._BESIDE_KERNELS["ring"]
-    model = CostModel(costs, pair, direction, times)
+    waits_s = choice._WAITS_BESIDE_KERNELS_S if favor == "compute" else {}
+    model = CostModel(costs, pair, direction, times, waits_s)
     usable = {"copies", "batch", "ring"} | ({"kernel"} if favor == "swap" else set())
     for name in data.draw(st.permutations(TRANSPORTS)):
         expected = dict(zip(TRANSPORTS, model.expected(plan).tolist(), strict=True))
