@@ -109,7 +109,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--what", choices=("all", "host-time", "matrix"), default="all", help="which part; default: all"
+        "--what", choices=("all", "host-time", "matrix", "pool"), default="all", help="which part; default: all"
     )
     parser.add_argument(
         "--minutes", type=_positive, default=2.0, metavar="M", help="how long the matrix may take; default: 2"

@@ -10,6 +10,7 @@ from typing import Any
 from numba_kvswap.bench.beside_report import BesideReport
 from numba_kvswap.bench.json_fields import from_plain
 from numba_kvswap.bench.matrix_report import MatrixReport
+from numba_kvswap.bench.pool_time import PoolReport
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class BenchReport:
     host_time: Mapping[str, Any] | None = None
     matrix: MatrixReport | None = None
     beside: BesideReport | None = None
+    pool: PoolReport | None = None
 
     def to_json(self) -> str:
         """One JSON object, field by field; names end in their unit."""

@@ -12,10 +12,11 @@ from numba_kvswap.bench.cells import CUDA_AXES, SIMULATED_AXES, Axes
 from numba_kvswap.bench.facts import machine, versions
 from numba_kvswap.bench.host_time import bench as measure_host_time
 from numba_kvswap.bench.matrix import measure_matrix
+from numba_kvswap.bench.pool_time import CUDA_SIZES, SIMULATED_SIZES, measure_pool
 from numba_kvswap.bench.works import WorkName
 from numba_kvswap.driver import Driver, SimulatedDriver, cuda_driver
 
-What = Literal["all", "host-time", "matrix"]
+What = Literal["all", "host-time", "matrix", "pool"]
 
 Say = Callable[[str], object]
 #: Given the report as far as it has come, now and then and at the end: a run that is killed has kept that much.
@@ -23,7 +24,7 @@ Keep = Callable[[BenchReport], object]
 
 
 def bench(engine: str, what: What, minutes: float, repeats: int, calls: int, keep: Keep, say: Say = print) -> None:
-    """Host time, the matrix within `minutes`, or both; each part's table goes to `say` once it is there.
+    """Host time, the matrix within `minutes`, a pinned pool, or all; each part's table goes to `say` once it is there.
 
     Raises what the parts raise.
     """
@@ -40,7 +41,13 @@ def bench(engine: str, what: What, minutes: float, repeats: int, calls: int, kee
                 driver, axes, minutes * 60, repeats, keep=lambda so_far: keep(replace(report, matrix=so_far))
             )
         say(("\n" if report.host_time else "") + matrix.table())
-        keep(replace(report, matrix=matrix))
+        report = replace(report, matrix=matrix)
+        keep(report)
+    if what in ("all", "pool"):
+        with driver.activate(0):
+            pool = measure_pool(driver, CUDA_SIZES if engine == "cuda" else SIMULATED_SIZES)
+        say(("\n" if report.matrix else "") + pool.table())
+        keep(replace(report, pool=pool))
 
 
 def bench_beside(engine: str, work: WorkName, window_s: float, keep: Keep, say: Say = print) -> None:

@@ -19,6 +19,7 @@ CLASS_8 = "conformance/test_class_8_silent_failure.py"
 CLASS_9 = "conformance/test_class_9_lists_of_one_cache.py"
 ALLOCATOR = "engine/test_block_allocator.py"
 BESIDE = "bench/test_beside.py"
+POOL_TIME = "bench/test_pool_time.py"
 BODY = "kernels/test_body.py"
 CELLS = "bench/test_cells.py"
 CHOICE = "engine/test_choice.py"
@@ -783,6 +784,7 @@ BUGS = [
     ),
     Bug("the choice is its own rival", "bench/choice_report.py", "if row.way in FIXED)", "if True)", MATRIX),
     Bug("noise is a lag", "bench/choice_report.py", " and self.auto_us - self.best_us >= NOISE_US", "", MATRIX),
+    Bug("bench times a pool that loses blocks", "bench/pool_time.py", "if fault:", "if False:", POOL_TIME),
     Bug(
         "sparing compute slows the GEMM", "bench/beside_report.py", " and row.slowdown <= SLOWDOWN_MAX\n", "\n", BESIDE
     ),
