@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import product
 from random import Random
-from time import perf_counter
+from time import perf_counter, sleep
 
 from tqdm import tqdm
 
 from numba_kvswap.bench.busy_thread import BusyThread
-from numba_kvswap.bench.report import ALONE, ANYWHERE, BEGINNINGS, BUSY, CallRow
+from numba_kvswap.bench.report import AFTER_A_SLEEP, ALONE, ANYWHERE, BEGINNINGS, BUSY, CallRow
 from numba_kvswap.bench.spread import percentile
 from numba_kvswap.bench.ways import Sample, Way
 
@@ -31,6 +31,8 @@ def calls_of(ways: Sequence[Way], calls: int, row_seconds_max: float) -> list[Ca
                     if sum(sample.landed_s for sample in samples) < row_seconds_max:
                         if begins == ANYWHERE:
                             spin(random.uniform(0, 2 * sys.getswitchinterval()))
+                        elif begins == AFTER_A_SLEEP:  # as long as one waits for the GIL beside a busy thread
+                            sleep(sys.getswitchinterval())
                         samples.append(way.run())
     return [_row(*key, [sample.host_us for sample in samples]) for key, samples in taken.items()]
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from numba_kvswap.bench.launch_ways import LAUNCH_C, LAUNCH_CALL, LAUNCH_SUBMIT
+from numba_kvswap.bench.launch_ways import LAUNCH_C, LAUNCH_SUBMIT
 from numba_kvswap.bench.named_ways import AUTO
 from numba_kvswap.bench.scattered_swap import Geometry
 from numba_kvswap.bench.spread import Spread
@@ -17,8 +17,8 @@ from numba_kvswap.text_table import aligned, number
 ALONE, BUSY = "alone", "busy thread"
 #: Where in its turn with the GIL a call begins. After a wait the turn is fresh: nobody cuts it short for a whole switch
 #: interval.
-ANYWHERE, AFTER_A_WAIT = "anywhere", "right after a wait"
-BEGINNINGS = (ANYWHERE, AFTER_A_WAIT)
+ANYWHERE, AFTER_A_WAIT, AFTER_A_SLEEP = "anywhere", "right after a wait", "right after a sleep"
+BEGINNINGS = (ANYWHERE, AFTER_A_WAIT, AFTER_A_SLEEP)
 
 #: The most that the hundredth worst call beside a busy thread may take of the median alone.
 BUSY_P99_TO_P50_MAX = 3.0
@@ -119,7 +119,10 @@ class HostTimeReport:
         return None if in_c is None else row.time.median_us - in_c
 
     def bars(self) -> Iterator[Bar]:
-        """Beside a busy thread, auto's call each way, and launches beside the same from C."""
+        """Beside a busy thread, auto's call each way, and a launch beside the same from C.
+
+        The whole call, which also plans and checks, has a bar of its own in the matrix.
+        """
         medians = {(row.way, row.begins): row.p50_us for row in self.calls if row.beside == ALONE}
         for row in self.calls:
             if row.beside == BUSY and row.way in _AUTO_CALLS and (row.way, row.begins) in medians:
@@ -127,7 +130,7 @@ class HostTimeReport:
                 yield Bar(name, row.p99_us / medians[row.way, row.begins], BUSY_P99_TO_P50_MAX)
         for launch in self.launch:
             over = self.over_c_us(launch)
-            if launch.way in (LAUNCH_SUBMIT, LAUNCH_CALL) and over is not None:
+            if launch.way == LAUNCH_SUBMIT and over is not None:
                 yield Bar(f"{launch.way}: us more than from C", over, OVER_C_US_MAX)
 
     def _median_us(self, way: str, beside: str) -> float | None:
