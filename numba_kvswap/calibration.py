@@ -45,7 +45,8 @@ _BOTH_WAYS_BYTES = 32 * _KIB
 _ARENA_BYTES = 2 * _SWAP_BYTES
 
 # What the figures are figures of: where one of these files changes, they are measured anew.
-_MEASURED = ("calibration.py", "costs.py", "submit.py", "kernels/body.py", "kernels/rows.py", "driver/table.py")
+_KERNELS = ("kernels/body.py", "kernels/rows.py", "kernels/words.py")
+_MEASURED = ("calibration.py", "costs.py", "submit.py", "driver/table.py", *_KERNELS)
 
 # May be taken again: a finalizer or a signal handler may make a Swapper in the midst of any line, in the same thread.
 _lock = threading.RLock()
