@@ -120,7 +120,7 @@ def _measured_and_kept(driver: Driver, device: int) -> Costs:
     finally:
         _measuring = False
     tools = device_tools(driver, device)
-    if not (tools.why_no_kernels or tools.why_no_ring()):
+    if not (tools.why_no_kernels or tools.why_no_ring):
         disk_cache.store(costs_file(driver, device), costs.to_json().encode())
     return costs
 

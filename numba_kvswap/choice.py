@@ -65,7 +65,7 @@ class Chooser:
         self._models: dict[tuple[Direction, bool], CostModel] = {}
         self._why_not = {name: _why_not(name, pair) for name in MODELLED}
         # Each new pair asking again would cost each an allocation that fails; one told to use the ring does ask again.
-        why_no_ring = device_tools(pair.driver, pair.device_cache.device).why_no_ring()
+        why_no_ring = device_tools(pair.driver, pair.device_cache.device).why_no_ring
         self._why_not["ring"] = self._why_not["ring"] or why_no_ring
         if favor == "compute":
             for name in _BUSY_WITH_THE_LINK:

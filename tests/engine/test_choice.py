@@ -246,7 +246,7 @@ def test_so_is_another_device_of_it_another_host_another_version_and_other_code(
     assert len(files) == 5
 
 
-@pytest.mark.parametrize("missing", ["why_no_kernels", "_why_no_ring"])
+@pytest.mark.parametrize("missing", ["why_no_kernels", "why_no_ring"])
 def test_what_was_measured_without_all_transports_is_not_kept(measured, cache, monkeypatch, missing):
     driver = Machine()
     tools = device_tools(driver, 0)

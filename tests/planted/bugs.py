@@ -389,7 +389,7 @@ BUGS = [
         "pass",
         TRANSPORTS,
     ),
-    Bug("a ring in vain is remembered for ever", _TOOLS, '                self._why_no_ring = ""\n', "", TRANSPORTS),
+    Bug("a ring in vain is remembered for ever", _TOOLS, '                self.why_no_ring = ""\n', "", TRANSPORTS),
     Bug(
         "an upload in doubt is freed",
         _TOOLS,
@@ -445,7 +445,7 @@ BUGS = [
     Bug(
         "costs without a ring are kept",
         "calibration.py",
-        "if not (tools.why_no_kernels or tools.why_no_ring()):",
+        "if not (tools.why_no_kernels or tools.why_no_ring):",
         "if not tools.why_no_kernels:",
         CHOICE,
     ),
