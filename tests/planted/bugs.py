@@ -484,6 +484,7 @@ BUGS = [
         "if kept is not None and not kept:",
         COMPILED,
     ),
+    Bug("kernels of other words pass", "kernels/loaded.py", '"compiled.py", "words.py"', '"compiled.py"', COMPILED),
     Bug("one stream goes both ways", _TRAFFIC, " and other.stream != stream", "", TRAFFIC),
     Bug("a swap that has landed goes on", _TRAFFIC, " and not other.landed()", "", TRAFFIC),
     Bug("what went the same way is looked at", _TRAFFIC, '"in" if direction == "out" else "out"', "direction", TRAFFIC),
