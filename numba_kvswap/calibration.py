@@ -18,7 +18,7 @@ import numpy as np
 from numba_kvswap import __version__, disk_cache
 from numba_kvswap.cache_pair import Direction
 from numba_kvswap.caches import DeviceCache, HostCache
-from numba_kvswap.costs import CURVES, TRANSPORTS, Costs, Curve, h200_costs
+from numba_kvswap.costs import CURVES, MODELLED, Costs, Curve, h200_costs
 from numba_kvswap.device_tools import device_tools
 from numba_kvswap.driver import Driver, KVSwapDriverError
 from numba_kvswap.host_memory import pinned_memory
@@ -45,7 +45,8 @@ _BOTH_WAYS_BYTES = 32 * _KIB
 _ARENA_BYTES = 2 * _SWAP_BYTES
 
 # What the figures are figures of: where one of these files changes, they are measured anew.
-_MEASURED = ("calibration.py", "costs.py", "submit.py", "kernels/body.py", "kernels/rows.py", "driver/table.py")
+_KERNELS = ("kernels/body.py", "kernels/rows.py", "kernels/words.py")
+_MEASURED = ("calibration.py", "costs.py", "submit.py", "driver/table.py", *_KERNELS)
 
 # May be taken again: a finalizer or a signal handler may make a Swapper in the midst of any line, in the same thread.
 _lock = threading.RLock()
@@ -119,7 +120,7 @@ def _measured_and_kept(driver: Driver, device: int) -> Costs:
     finally:
         _measuring = False
     tools = device_tools(driver, device)
-    if not (tools.why_no_kernels or tools.why_no_ring()):
+    if not (tools.why_no_kernels or tools.why_no_ring):
         disk_cache.store(costs_file(driver, device), costs.to_json().encode())
     return costs
 
@@ -129,7 +130,7 @@ def measured(driver: Driver, device: int) -> Costs:
     facts = driver.describe()
     with _arena(driver, device) as arena:
         out, in_ = ({name: arena.curve(name, way) for name in CURVES} for way in _WAYS)
-        both_ways = {name: arena.both_ways(name) for name in TRANSPORTS}
+        both_ways = {name: arena.both_ways(name) for name in MODELLED}
     both_ways["rows"] = both_ways["copies"]
     return Costs(f"{facts.get('device_name')}, measured", out, in_, both_ways)
 

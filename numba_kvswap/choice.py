@@ -10,7 +10,7 @@ import numpy as np
 
 from numba_kvswap.cache_pair import CachePair, Direction
 from numba_kvswap.calibration import costs_of
-from numba_kvswap.costs import CURVES, TRANSPORTS, CostModel, Costs
+from numba_kvswap.costs import CURVES, MODELLED, CostModel, Costs
 from numba_kvswap.device_tools import device_tools
 from numba_kvswap.driver import KVSwapDriverError
 from numba_kvswap.plan import Plan
@@ -63,9 +63,9 @@ class Chooser:
         self._pair, self._favor = pair, favor
         self._costs = costs or costs_of(pair.driver, pair.device_cache.device)
         self._models: dict[tuple[Direction, bool], CostModel] = {}
-        self._why_not = {name: _why_not(name, pair) for name in TRANSPORTS}
+        self._why_not = {name: _why_not(name, pair) for name in MODELLED}
         # Each new pair asking again would cost each an allocation that fails; one told to use the ring does ask again.
-        why_no_ring = device_tools(pair.driver, pair.device_cache.device).why_no_ring()
+        why_no_ring = device_tools(pair.driver, pair.device_cache.device).why_no_ring
         self._why_not["ring"] = self._why_not["ring"] or why_no_ring
         if favor == "compute":
             for name in _BUSY_WITH_THE_LINK:
@@ -86,7 +86,7 @@ class Chooser:
         return found
 
     def _soonest(self, plan: Plan, direction: Direction, both_ways: bool) -> str:
-        return TRANSPORTS[self._model(direction, both_ways).soonest(plan, self._usable_mask)]
+        return MODELLED[self._model(direction, both_ways).soonest(plan, self._usable_mask)]
 
     def _model(self, direction: Direction, both_ways: bool) -> CostModel:
         if (direction, both_ways) not in self._models:
@@ -104,8 +104,8 @@ class Chooser:
         return True
 
     def _set_usable(self) -> None:
-        self._usable = [name for name in TRANSPORTS if not self._why_not[name]]
-        self._usable_mask = np.array([not self._why_not[name] for name in TRANSPORTS])
+        self._usable = [name for name in MODELLED if not self._why_not[name]]
+        self._usable_mask = np.array([not self._why_not[name] for name in MODELLED])
         self._of_one_run: dict[tuple[Direction, bool], dict[int, str]] = {}
 
     def explain(self, plan: Plan, direction: Direction, *, both_ways: bool = False) -> Explanation:
@@ -115,7 +115,7 @@ class Chooser:
             favor=self._favor,
             direction=direction,
             bytes=plan.blocks * self._pair.block_bytes,
-            expected_s=dict(zip(TRANSPORTS, expected, strict=True)),
+            expected_s=dict(zip(MODELLED, expected, strict=True)),
             why_not={name: why for name, why in self._why_not.items() if why},
             machine=self._costs.machine,
         )

@@ -34,8 +34,8 @@ Seconds = npt.NDArray[np.float64]
 #: The curves a machine has, in the order in which the model holds them. "rows" are those of 2-D copies.
 CURVES = ("copies", "batch", "kernel", "ring", "rows")
 COPIES, BATCH, KERNEL, RING, ROWS = range(5)
-#: The transports among them.
-TRANSPORTS = CURVES[:4]
+#: The transports among them: those the model knows.
+MODELLED = CURVES[:4]
 # Points of a curve that is resampled for the compiled model: one a power of two, from 1 byte to 2 GiB.
 _POWERS = 32
 # So many runs are sorted in tens of microseconds, which is no reason to give up the GIL.
@@ -145,7 +145,7 @@ class CostModel:
         self._as_it_is: Ids = np.empty(0, np.int64)
 
     def expected(self, plan: Plan) -> Seconds:
-        """Seconds from the call to the last byte, of each of TRANSPORTS, whether it can move these caches or not."""
+        """Seconds from the call to the last byte, of each of MODELLED, whether it can move these caches or not."""
         return _expected(*self._arguments(plan))
 
     def soonest(self, plan: Plan, usable: npt.NDArray[np.bool_]) -> int:

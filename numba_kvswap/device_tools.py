@@ -53,7 +53,9 @@ class DeviceTools:
         self.tables, self.traffic = IdTables(driver, device), Traffic()
         self._rings: dict[Direction, Ring] = {}
         self._copies: OrderedDict[bytes, DriverMemory] = OrderedDict()
-        self._why_no_ring = ""
+        self._aside: tuple[Event, Words] | None = None
+        #: Why the device has no memory for a ring, as far as is known; "" before one was asked for.
+        self.why_no_ring = ""
         self._in_doubt: list[object] = []
         self._lock = threading.RLock()
 
@@ -77,21 +79,15 @@ class DeviceTools:
     def aside(self) -> Words:
         """A stream for what must not be put on the legacy default stream, and an event to join it: words."""
         with self._lock:
-            return self._aside
-
-    @cached_property
-    def _aside(self) -> Words:
-        self._aside_event = Event(self._driver, timed=False)
-        return np.array([self._driver.stream_create(), self._aside_event.handle], np.uint64)
+            if self._aside is None:
+                event = Event(self._driver, timed=False)
+                self._aside = event, np.array([self._driver.stream_create(), event.handle], np.uint64)
+            return self._aside[1]
 
     @cached_property
     def _uploads(self) -> int:
         """A stream that holds nothing for longer than it takes: no swap's copies."""
         return self._driver.stream_create()
-
-    def why_no_ring(self) -> str:
-        """Why the device has no memory for a ring, as far as is known; "" before one was asked for."""
-        return self._why_no_ring
 
     def ring(self, direction: Direction) -> Ring:
         """The ring of that way. Raises KVSwapDriverError where the device lacks its memory; that is then remembered."""
@@ -101,9 +97,9 @@ class DeviceTools:
                     self._rings[direction] = Ring(self._driver, self._device)
                 except KVSwapDriverError as error:
                     size = self._driver.ring_slots * self._driver.ring_slot_bytes
-                    self._why_no_ring = f"no {size} bytes of device memory for a ring ({error})"
+                    self.why_no_ring = f"no {size} bytes of device memory for a ring ({error})"
                     raise
-                self._why_no_ring = ""
+                self.why_no_ring = ""
             return self._rings[direction]
 
     def on_device(self, words: Words) -> DriverMemory:

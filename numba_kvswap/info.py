@@ -46,7 +46,7 @@ def _cuda_lines() -> Iterator[str]:
         yield f"entry point    {call} at {address:#x}"
     from numba_kvswap.calibration_report import kept_lines
     from numba_kvswap.kernels.loaded import HOW_TO_GET_KERNELS
-    from numba_kvswap.replay.kernels import why_no_kernels
+    from numba_kvswap.replay.device_blocks import why_no_kernels
 
     with driver.activate(0):
         yield from kept_lines(driver)

@@ -60,6 +60,17 @@ class Layer:
         return (self.blocks - 1) * self.block_stride_bytes + self.block_bytes if self.blocks else 0
 
 
+#: Of each layer of one side: where its block 0 starts, and how far apart its blocks are, bytes.
+StartsAndStrides = Sequence[tuple[int, int]]
+
+
+def starts_and_strides(layers: Sequence[Layer], starts: Sequence[int] | None = None) -> StartsAndStrides:
+    """starts: where others reach the layers, a kernel say; by default their own addresses."""
+    if starts is None:
+        starts = [layer.address for layer in layers]
+    return [(start, layer.block_stride_bytes) for start, layer in zip(starts, layers, strict=True)]
+
+
 class LayerBytes:
     """A layer as ``numpy.asarray`` takes it: uint8 [blocks, block bytes], sharing the memory.
 

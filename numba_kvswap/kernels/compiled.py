@@ -11,63 +11,21 @@ from numba import cuda
 from numba.cuda import types
 from numba.cuda.extending import intrinsic
 
-from numba_kvswap.kernels.body import LANES, PARAMETERS, WIDTHS, Primitives, kernels
+from numba_kvswap.kernels.body import LANES, PARAMETERS, kernels
+from numba_kvswap.kernels.words import primitives
 
 _GLOBAL = 1  # NVVM's address space of global memory; mapped host memory is reached through it too
 
 
-def _word(width: int) -> Any:
-    return ir.VectorType(ir.IntType(32), 4) if width == 16 else ir.IntType(8 * width)
-
-
 def _pointer(builder: Any, address: Any, width: int) -> Any:
-    return builder.inttoptr(address, _word(width).as_pointer(_GLOBAL))
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _load_word(_typing: Any, address: Any) -> Any:
-    return types.uint64(types.uint64), lambda _context, builder, _signature, args: builder.load(
-        _pointer(builder, args[0], 8), align=8
-    )
-
-
-def _copies(width: int, count: int) -> Any:
-    """Copy `count` words; a third argument says how far apart, where there is more than one."""
-
-    def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        target, source = args[:2]
-        places = [(target, source)]
-        for _ in range(1, count):
-            target, source = (builder.add(address, args[2]) for address in (target, source))
-            places.append((target, source))
-        words = [builder.load(_pointer(builder, source, width), align=width) for _, source in places]
-        for word, (target, _) in zip(words, places, strict=True):
-            builder.store(word, _pointer(builder, target, width), align=width)
-        return context.get_dummy_value()
-
-    if count == 1:
-
-        @intrinsic  # type: ignore[untyped-decorator]
-        def copy(_typing: Any, target: Any, source: Any) -> Any:
-            return types.void(types.uint64, types.uint64), emit
-
-        return copy
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def copy_several(_typing: Any, target: Any, source: Any, step: Any) -> Any:
-        return types.void(types.uint64, types.uint64, types.uint64), emit
-
-    return copy_several
+    word = ir.VectorType(ir.IntType(32), 4) if width == 16 else ir.IntType(8 * width)
+    return builder.inttoptr(address, word.as_pointer(_GLOBAL))
 
 
 def cubin(name: str, compute_capability: tuple[int, int]) -> tuple[bytes, str]:
     """Machine code of one kernel of the ladder, and the kernel's symbol in it."""
-    primitives = Primitives(
-        load_word=_load_word,
-        copy={width: _copies(width, 1) for width in WIDTHS},
-        copy_4={width: _copies(width, 4) for width in WIDTHS},
-    )
-    move = kernels(cuda.jit(device=True), primitives)[name]
+    aligned = primitives(intrinsic, types, _pointer, alignment=lambda width: width)
+    move = kernels(cuda.jit(device=True), aligned)[name]
 
     def entry(
         layers_at: Any,

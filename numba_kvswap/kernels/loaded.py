@@ -62,7 +62,7 @@ def _compilers() -> list[tuple[str, str]]:
 def _machine_code(name: str, compute_capability: tuple[int, int]) -> tuple[bytes, str]:
     """Machine code and the symbol in it."""
     folder = Path(__file__).parent
-    sources = [(folder / file).read_bytes() for file in ("body.py", "compiled.py")]
+    sources = [(folder / file).read_bytes() for file in ("body.py", "compiled.py", "words.py")]
     key = disk_cache.key_of(name, compute_capability, _compilers(), *sources)
     kept = disk_cache.load(f"{key}.cubin")
     if kept is not None:

@@ -8,14 +8,15 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
+from numba_kvswap.layers import StartsAndStrides
+
 #: What a warp has in hand at once. From 4 to 16 KiB it makes no difference on an H200.
 CHUNK_BYTES = 8192
 
-#: Address of block 0 and distance to the next, of each layer of one side.
-Places = Sequence[tuple[int, int]]
 
-
-def layer_rows(source: Places, target: Places, block_bytes: Sequence[int]) -> tuple[npt.NDArray[np.uint64], int]:
+def layer_rows(
+    source: StartsAndStrides, target: StartsAndStrides, block_bytes: Sequence[int]
+) -> tuple[npt.NDArray[np.uint64], int]:
     """uint64 [layers, ROW_WORDS], and the chunks of one block over all layers."""
     chunks = [-(-size // CHUNK_BYTES) for size in block_bytes]
     before = [0, *accumulate(chunks)]

@@ -14,7 +14,16 @@ from numba.extending import intrinsic
 
 from numba_kvswap.driver import SimulatedDriver
 from numba_kvswap.ids import Words
-from numba_kvswap.kernels.body import LANES, PARAMETERS, ROW_WORDS, WIDTHS, Primitives, kernels
+from numba_kvswap.kernels.body import LANES, PARAMETERS, ROW_WORDS, kernels
+from numba_kvswap.kernels.words import primitives
+
+
+def _pointer(builder: Any, address: Any, width: int) -> Any:
+    return builder.inttoptr(address, ir.IntType(8 * width).as_pointer())
+
+
+#: Words may lie anywhere: a wrong width then moves wrong bytes and no more.
+UNALIGNED = primitives(intrinsic, types, _pointer, alignment=lambda width: 1)
 
 
 def kernel_on(driver: SimulatedDriver, name: str) -> Callable[[list[int], int, int], None]:
@@ -59,12 +68,7 @@ def _words_at(address: int, count: int) -> Words:
 
 @lru_cache(maxsize=1)
 def _compiled() -> dict[str, Callable[[Words, np.uint64], None]]:
-    primitives = Primitives(
-        load_word=_load_word,
-        copy={width: _copies(width, 1) for width in WIDTHS},
-        copy_4={width: _copies(width, 4) for width in WIDTHS},
-    )
-    return {name: _over_all_lanes(move) for name, move in kernels(njit, primitives).items()}
+    return {name: _over_all_lanes(move) for name, move in kernels(njit, UNALIGNED).items()}
 
 
 def _over_all_lanes(move: Any) -> Any:
@@ -78,43 +82,3 @@ def _over_all_lanes(move: Any) -> Any:
                 move(p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10], *where)
 
     return run
-
-
-def _pointer(builder: Any, address: Any, width: int) -> Any:
-    return builder.inttoptr(address, ir.IntType(8 * width).as_pointer())
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _load_word(_typing: Any, address: Any) -> Any:
-    return types.uint64(types.uint64), lambda _context, builder, _signature, args: builder.load(
-        _pointer(builder, args[0], 8), align=8
-    )
-
-
-def _copies(width: int, count: int) -> Any:
-    """See `Primitives`. Words are loaded and stored unaligned: a wrong width then moves wrong bytes and no more."""
-
-    def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        target, source = args[:2]
-        places = [(target, source)]
-        for _ in range(1, count):
-            target, source = (builder.add(address, args[2]) for address in (target, source))
-            places.append((target, source))
-        words = [builder.load(_pointer(builder, source, width), align=1) for _, source in places]
-        for word, (target, _) in zip(words, places, strict=True):
-            builder.store(word, _pointer(builder, target, width), align=1)
-        return context.get_dummy_value()
-
-    if count == 1:
-
-        @intrinsic  # type: ignore[untyped-decorator]
-        def copy(_typing: Any, target: Any, source: Any) -> Any:
-            return types.void(types.uint64, types.uint64), emit
-
-        return copy
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def copy_several(_typing: Any, target: Any, source: Any, step: Any) -> Any:
-        return types.void(types.uint64, types.uint64, types.uint64), emit
-
-    return copy_several

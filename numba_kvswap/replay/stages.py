@@ -87,7 +87,7 @@ class CudaStage:
 
     def __init__(self) -> None:
         from numba_kvswap.kernels.loaded import HOW_TO_GET_KERNELS
-        from numba_kvswap.replay.kernels import why_no_kernels
+        from numba_kvswap.replay.device_blocks import why_no_kernels
 
         self.driver: Driver = cuda_driver()
         if missing := why_no_kernels():
@@ -97,7 +97,7 @@ class CudaStage:
             self.stream = self.driver.stream_create()
 
     def prepare(self, cache: DeviceCache) -> None:
-        from numba_kvswap.replay.kernels import ContentKernels
+        from numba_kvswap.replay.device_blocks import ContentKernels
 
         with self.driver.activate(0):
             self._kernels = ContentKernels(cache.layers, self.stream)

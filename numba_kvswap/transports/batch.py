@@ -6,7 +6,6 @@ copies one by one. The legacy default stream, which takes no batch, is joined to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from numba_kvswap.cache_pair import CachePair, Direction
 from numba_kvswap.device_tools import device_tools
 from numba_kvswap.ids import Words
-from numba_kvswap.layers import Layer
+from numba_kvswap.layers import starts_and_strides
 from numba_kvswap.submit import BATCH_COPIES, FAILED_WORDS, batch_runs, batch_runs_briefly
 from numba_kvswap.transports import BRIEF_CALLS, Job, Submission, outcome
 
@@ -70,8 +69,5 @@ def _sides(pair: CachePair) -> _Sides:
     device, host = pair.device_cache.layers, pair.host_cache.layers
     block_major = len(host) > 1 and 0 < host[1].address - host[0].address < host[0].block_stride_bytes
     sizes = np.array([layer.block_bytes for layer in device], np.uint64)
-    return _Sides(_places(device), _places(host), sizes, block_major)
-
-
-def _places(layers: Sequence[Layer]) -> Words:
-    return np.array([(layer.address, layer.block_stride_bytes) for layer in layers], np.uint64)
+    on_device, on_host = (np.array(starts_and_strides(layers), np.uint64) for layers in (device, host))
+    return _Sides(on_device, on_host, sizes, block_major)

@@ -14,6 +14,7 @@ from numba_kvswap.cache_pair import CachePair, Direction
 from numba_kvswap.device_tools import device_tools
 from numba_kvswap.ids import Words
 from numba_kvswap.kernels.rows import CHUNK_BYTES, layer_rows
+from numba_kvswap.layers import starts_and_strides
 from numba_kvswap.memory import DriverMemory
 from numba_kvswap.submit import FAILED_WORDS, launch_over_runs, launch_over_runs_briefly
 from numba_kvswap.transports import Job, Submission, outcome
@@ -83,11 +84,8 @@ def prepared_launch(pair: CachePair, direction: Direction) -> Prepared:
 
 def _prepare(pair: CachePair, direction: Direction) -> Prepared:
     tools = device_tools(pair.driver, pair.device_cache.device)
-    device = [(layer.address, layer.block_stride_bytes) for layer in pair.device_cache.layers]
-    host = [
-        (address, layer.block_stride_bytes)
-        for address, layer in zip(pair.mapped_addresses, pair.host_cache.layers, strict=True)
-    ]
+    device = starts_and_strides(pair.device_cache.layers)
+    host = starts_and_strides(pair.host_cache.layers, pair.mapped_addresses)
     sizes = [layer.block_bytes for layer in pair.device_cache.layers]
     rows, chunks = layer_rows(*((device, host) if direction == "out" else (host, device)), sizes)
     memory = tools.on_device(rows)

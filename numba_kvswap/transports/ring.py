@@ -20,7 +20,7 @@ from numba_kvswap.cache_pair import CachePair, Direction
 from numba_kvswap.device_tools import device_tools
 from numba_kvswap.ids import Words
 from numba_kvswap.kernels.rows import CHUNK_BYTES, layer_rows
-from numba_kvswap.layers import Layer
+from numba_kvswap.layers import Layer, StartsAndStrides, starts_and_strides
 from numba_kvswap.memory import DriverMemory
 from numba_kvswap.plan_loops import order_of, order_of_briefly
 from numba_kvswap.submit import (
@@ -55,7 +55,7 @@ class Pieces:
 
     words: Words
     rows: int
-    offsets: list[tuple[int, int]]
+    offsets: StartsAndStrides
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _prepared(pair: CachePair, direction: Direction) -> _Prepared:
 def _prepare(pair: CachePair, direction: Direction) -> _Prepared:
     tools = device_tools(pair.driver, pair.device_cache.device)
     pieces = pieces_of(pair.host_cache.layers, pair.driver.ring_slot_bytes)
-    device = [(layer.address, layer.block_stride_bytes) for layer in pair.device_cache.layers]
+    device = starts_and_strides(pair.device_cache.layers)
     sizes = [layer.block_bytes for layer in pair.device_cache.layers]
     sides = (device, pieces.offsets) if direction == "out" else (pieces.offsets, device)
     rows, chunks = layer_rows(*sides, sizes)

@@ -13,7 +13,7 @@ from transport_rig import BLOCKS, SIZES, Rig
 from numba_kvswap import Plan, calibration, choice, disk_cache
 from numba_kvswap import device_tools as device_tools_module
 from numba_kvswap.choice import Chooser
-from numba_kvswap.costs import CURVES, TRANSPORTS, CostModel, Costs, Curve, h200_costs
+from numba_kvswap.costs import CURVES, MODELLED, CostModel, Costs, Curve, h200_costs
 from numba_kvswap.device_tools import device_tools
 from numba_kvswap.driver import KVSwapDriverError, SimulatedDriver
 from numba_kvswap.testing.strategies import id_pairs
@@ -119,8 +119,8 @@ def test_the_least_expected_time_is_chosen_of_those_that_may_be_used(costs, ids,
     waits_s = choice._WAITS_BESIDE_KERNELS_S if favor == "compute" else {}
     model = CostModel(costs, pair, direction, times, waits_s)
     usable = {"copies", "batch", "ring"} | ({"kernel"} if favor == "swap" else set())
-    for name in data.draw(st.permutations(TRANSPORTS)):
-        expected = dict(zip(TRANSPORTS, model.expected(plan).tolist(), strict=True))
+    for name in data.draw(st.permutations(MODELLED)):
+        expected = dict(zip(MODELLED, model.expected(plan).tolist(), strict=True))
         assert chosen.explain(plan, direction, both_ways=both_ways).expected_s == expected
         best = chosen.choose(plan, direction, both_ways=both_ways)
         assert best in usable
@@ -145,7 +145,7 @@ def test_the_table_lists_every_transport_by_its_time_with_what_keeps_it_out():
         assert head.startswith(f"{explained.chosen}: swap {direction} of {3 * sum(rig.sizes):,} bytes, favor='compute'")
         assert h200_costs().machine in head
         names = [line.split()[0] for line in lines]
-        assert names == sorted(TRANSPORTS, key=explained.expected_s.__getitem__)
+        assert names == sorted(MODELLED, key=explained.expected_s.__getitem__)
         notes = dict(zip(names, lines, strict=True))
         assert notes[explained.chosen].endswith("chosen")
         assert "a slot of the ring holds 5" in notes["ring"]
@@ -246,7 +246,7 @@ def test_so_is_another_device_of_it_another_host_another_version_and_other_code(
     assert len(files) == 5
 
 
-@pytest.mark.parametrize("missing", ["why_no_kernels", "_why_no_ring"])
+@pytest.mark.parametrize("missing", ["why_no_kernels", "why_no_ring"])
 def test_what_was_measured_without_all_transports_is_not_kept(measured, cache, monkeypatch, missing):
     driver = Machine()
     tools = device_tools(driver, 0)

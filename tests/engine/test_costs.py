@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from transport_rig import Rig
 
 from numba_kvswap import Plan
-from numba_kvswap.costs import CURVES, TRANSPORTS, CostModel, Costs, Curve, h200_costs
+from numba_kvswap.costs import CURVES, MODELLED, CostModel, Costs, Curve, h200_costs
 from numba_kvswap.testing.strategies import id_pairs
-from numba_kvswap.transports.named import TRANSPORTS as NAMED
+from numba_kvswap.transports.named import TRANSPORTS
 
 positive = st.floats(1e-9, 1e-2)
 
@@ -35,7 +35,7 @@ def costs(draw):
 
 
 def test_the_transports_of_the_model_are_those_there_are():
-    assert tuple(NAMED) == TRANSPORTS
+    assert tuple(TRANSPORTS) == MODELLED
 
 
 @given(curve=curves(), size=st.floats(0.5, 1e9))
@@ -69,7 +69,7 @@ def resampled(curve, size):
 def expected_in_words(costs, rig, pair, plan, direction):
     """What costs.py says a piece is, of each transport."""
     way = costs.out if direction == "out" else costs.in_
-    expected = {name: way[name].fixed_s for name in TRANSPORTS}
+    expected = {name: way[name].fixed_s for name in MODELLED}
     runs, blocks = plan.runs, plan.blocks
     if not blocks:
         return expected
@@ -123,7 +123,7 @@ def test_the_model_is_what_its_words_say(costs, ids, direction, layout, sizes, r
 def test_of_no_blocks_there_is_only_what_a_swap_costs_anyhow():
     rig = Rig()
     found = CostModel(h200_costs(), rig.swapper("copies").pair, "in").expected(Plan([], []))
-    assert found.tolist() == [h200_costs().in_[name].fixed_s for name in TRANSPORTS]
+    assert found.tolist() == [h200_costs().in_[name].fixed_s for name in MODELLED]
 
 
 def test_a_block_beyond_a_slot_has_an_expectation_too():

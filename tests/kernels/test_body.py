@@ -13,7 +13,7 @@ from numba import njit
 from numba_kvswap.kernels import rows as rows_module
 from numba_kvswap.kernels.body import LANES, PARAMETERS, ROW_WORDS, WIDTHS, Primitives, kernels
 from numba_kvswap.kernels.rows import layer_rows
-from numba_kvswap.kernels.simulated import _copies, _load_word
+from numba_kvswap.kernels.simulated import UNALIGNED
 
 LADDER = ("thread_a_block", "warp_a_chunk")
 GUARD = 32
@@ -22,7 +22,7 @@ SIZES = (*range(71), 127, 128, 511, 513, 2049)
 
 def _aligned(width, count):
     """The simulated device's words, and an error where a device would fault."""
-    plain, mask = _copies(width, count), np.uint64(width - 1)
+    plain, mask = (UNALIGNED.copy if count == 1 else UNALIGNED.copy_4)[width], np.uint64(width - 1)
     if count == 1:
 
         @njit
@@ -45,7 +45,9 @@ def _aligned(width, count):
 @lru_cache
 def compiled():
     primitives = Primitives(
-        _load_word, {width: _aligned(width, 1) for width in WIDTHS}, {width: _aligned(width, 4) for width in WIDTHS}
+        UNALIGNED.load_word,
+        {width: _aligned(width, 1) for width in WIDTHS},
+        {width: _aligned(width, 4) for width in WIDTHS},
     )
 
     def over_a_grid(move):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -121,6 +122,15 @@ def test_other_machines_and_other_compilers_have_files_of_their_own(made, cache,
     monkeypatch.setattr(loaded.importlib.metadata, "version", lambda name: "2.0")
     load_kernel(driver, 0, "warp_a_chunk")
     assert len(made) == len(list(cache.iterdir())) == 3
+
+
+@pytest.mark.parametrize("source", ["body.py", "compiled.py", "words.py"])
+def test_what_another_source_was_compiled_to_is_not_loaded(made, monkeypatch, source):
+    load_kernel(Cuda(), 0, "warp_a_chunk")
+    really = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: really(path) + b"#" * (path.name == source))
+    load_kernel(Cuda(), 0, "warp_a_chunk")
+    assert len(made) == 2
 
 
 def test_a_missing_compiler_is_said_with_what_to_install(monkeypatch):

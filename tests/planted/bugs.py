@@ -390,7 +390,7 @@ BUGS = [
         "pass",
         TRANSPORTS,
     ),
-    Bug("a ring in vain is remembered for ever", _TOOLS, '                self._why_no_ring = ""\n', "", TRANSPORTS),
+    Bug("a ring in vain is remembered for ever", _TOOLS, '                self.why_no_ring = ""\n', "", TRANSPORTS),
     Bug(
         "an upload in doubt is freed",
         _TOOLS,
@@ -446,7 +446,7 @@ BUGS = [
     Bug(
         "costs without a ring are kept",
         "calibration.py",
-        "if not (tools.why_no_kernels or tools.why_no_ring()):",
+        "if not (tools.why_no_kernels or tools.why_no_ring):",
         "if not tools.why_no_kernels:",
         CHOICE,
     ),
@@ -485,6 +485,7 @@ BUGS = [
         "if kept is not None and not kept:",
         COMPILED,
     ),
+    Bug("kernels of other words pass", "kernels/loaded.py", '"compiled.py", "words.py"', '"compiled.py"', COMPILED),
     Bug("one stream goes both ways", _TRAFFIC, " and other.stream != stream", "", TRAFFIC),
     Bug("a swap that has landed goes on", _TRAFFIC, " and not other.landed()", "", TRAFFIC),
     Bug("what went the same way is looked at", _TRAFFIC, '"in" if direction == "out" else "out"', "direction", TRAFFIC),

@@ -1,4 +1,4 @@
-"""The @cuda.jit kernels of the replay: fill blocks, and count those that differ. Imports numba.cuda.
+"""Fills blocks on the device, and counts those that differ there: @cuda.jit kernels. Imports numba.cuda.
 
 They reach memory by address, through two intrinsics, so that one launch covers all layers of a cache wherever
 they lie.

@@ -12,24 +12,24 @@ from numba_kvswap.replay.content import block_bytes_of
 
 
 @pytest.fixture
-def kernels(monkeypatch):
+def device_blocks(monkeypatch):
     """The module, with a device to compile for where there is none."""
     from numba.cuda import compiler, dispatcher
 
     if not cuda_available():
         for module in (compiler, dispatcher):
             monkeypatch.setattr(module, "get_current_device", lambda: SimpleNamespace(compute_capability=(9, 0)))
-    from numba_kvswap.replay import kernels
+    from numba_kvswap.replay import device_blocks
 
-    return kernels
+    return device_blocks
 
 
-def test_kernels_compile_to_eight_byte_accesses(kernels):
+def test_kernels_compile_to_eight_byte_accesses(device_blocks):
     from numba import cuda, types
 
     words, counts = types.Array(types.uint64, 2, "C"), types.Array(types.int64, 1, "C")
-    fill, _ = cuda.compile_ptx(kernels._fill.py_func, (words, words), cc=(9, 0))
-    count, _ = cuda.compile_ptx(kernels._judge.py_func, (words, words, counts), cc=(9, 0))
+    fill, _ = cuda.compile_ptx(device_blocks._fill.py_func, (words, words), cc=(9, 0))
+    count, _ = cuda.compile_ptx(device_blocks._judge.py_func, (words, words, counts), cc=(9, 0))
     assert "st.u64" in fill
     assert "ld.u64" in count
 
@@ -37,7 +37,7 @@ def test_kernels_compile_to_eight_byte_accesses(kernels):
 @pytest.mark.cuda
 @pytest.mark.skipif(not cuda_available(), reason=why_no_cuda())
 @pytest.mark.parametrize(("block_bytes", "stride"), [(512, 512), (999, 999), (7, 7), (4096, 4104), (13, 32)])
-def test_fill_writes_what_content_says_and_count_finds_every_change(kernels, block_bytes, stride):
+def test_fill_writes_what_content_says_and_count_finds_every_change(device_blocks, block_bytes, stride):
     driver, blocks, layers = cuda_driver(), 5, 3
     memory = DriverMemory(driver, 0, layers * blocks * stride, "device")
     records = [
@@ -53,7 +53,7 @@ def test_fill_writes_what_content_says_and_count_finds_every_change(kernels, blo
     with driver.activate(0):
         stream = driver.stream_create()
         put()
-        content = kernels.ContentKernels(records, stream)
+        content = device_blocks.ContentKernels(records, stream)
         content.fill(named, ids, positions)
         content.judge(named, ids, positions)
         assert content.mismatches() == 0
