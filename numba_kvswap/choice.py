@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -14,16 +13,15 @@ from numba_kvswap.costs import CURVES, MODELLED, CostModel, Costs
 from numba_kvswap.device_tools import device_tools
 from numba_kvswap.driver import KVSwapDriverError
 from numba_kvswap.plan import Plan
+from numba_kvswap.transports import Favor
 from numba_kvswap.transports.named import transport_named
 
-#: "swap": the swap's own time is all that counts. "compute": no transport that keeps multiprocessors busy may be used.
-Favor = Literal["swap", "compute"]
 # A kernel that reaches host memory holds multiprocessors for as long as the link takes; it made a GEMM up to 1.5 times
 # as slow.
 _BUSY_WITH_THE_LINK = ("kernel",)
-# How much later each begins beside kernels that fill the device, which is when favor="compute" is asked for. The ring's
-# first kernel waits for one of those to end: a bf16 8192^3 GEMM takes an H200 1.65 ms. Later ones wait while copies go
-# on.
+# How much longer each takes beside kernels that fill the device, which is when favor="compute" is asked for. Of the
+# ring one kernel waits for one of those to end while no copies go on, the first one out, the last one in: a bf16 8192^3
+# GEMM takes an H200 1.65 ms.
 _WAITS_BESIDE_KERNELS_S: Mapping[str, float] = {"ring": 1.65e-3}
 _KNOWN_MAX = 4096
 

@@ -128,7 +128,7 @@ class CostModel:
         waits_s: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """times: of each of CURVES, how many times as long its pieces take as they do with nothing beside them.
-        waits_s: of some of them, seconds before the first piece."""
+        waits_s: of some of them, seconds that a swap waits besides."""
         fixed, self._pieces = costs.tables[direction]
         self._fixed = fixed + np.array([waits_s.get(name, 0.0) for name in CURVES])
         if times is not None:

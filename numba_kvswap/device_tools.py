@@ -18,7 +18,6 @@ from numba_kvswap.memory import DriverMemory
 from numba_kvswap.submit import (
     EMPTIED,
     FILLED,
-    KERNELS,
     RING_ADDRESS,
     RING_COPIES,
     RING_IDS,
@@ -30,6 +29,9 @@ from numba_kvswap.submit import (
 from numba_kvswap.traffic import Traffic
 
 _MOVE = "warp_a_chunk"
+# Of a ring. With four an H200's link rests 20 us a slot of 32 MiB, with one it never does; but beside kernels that hold
+# the whole device one keeps it waiting.
+_KERNEL_STREAMS = 2
 # Tables of layers, a few KiB each, of the pairs of caches used last.
 _COPIES_MAX = 64
 # Locks here may be taken again: a finalizer or a signal handler may swap in the midst of any line, in the same thread.
@@ -134,10 +136,10 @@ class DeviceTools:
 
 
 class Ring:
-    """Slots in device memory and the streams that work on them: one for all engine copies, one a slot for kernels.
+    """Slots in device memory and the streams that work on them: one for engine copies, two for kernels.
 
-    Attributes: `words`, `slots` and `chunks_before`, as submit.py takes them; `lock`, held while a transfer is put on
-    the ring.
+    Attributes: `words`, `slots`, `kernel_streams` and `chunks_before`, as submit.py takes them; `lock`, held while a
+    transfer is put on the ring.
 
     Raises KVSwapDriverError where the device has no such memory left.
     """
@@ -149,18 +151,18 @@ class Ring:
         *of_slots, ids, join = (event.handle for event in self._events)
         self.lock = threading.RLock()
         self.chunks_before: Integers = np.zeros(1, np.int64)
-        self.slots: Words = np.zeros((slots, 3), np.uint64)
+        self.slots: Words = np.zeros((slots, 2), np.uint64)
         self.slots[:, [FILLED, EMPTIED]] = np.reshape(of_slots, (slots, 2))
         self.words: Words = np.zeros(RING_WORDS, np.uint64)
         self.words[RING_SLOT_BYTES], self.words[RING_ADDRESS] = slot_bytes, self._memory.address
         self.words[RING_IDS], self.words[RING_JOIN] = ids, join
         streams: list[int] = []
         try:
-            for _ in range(slots):
+            for _ in range(_KERNEL_STREAMS):
                 streams.append(driver.stream_create(urgent=True))
             self.words[RING_COPIES] = driver.stream_create()
         except KVSwapDriverError:
             for stream in streams:
                 driver.stream_destroy(stream)
             raise
-        self.slots[:, KERNELS] = streams
+        self.kernel_streams: Words = np.array(streams, np.uint64)

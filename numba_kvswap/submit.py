@@ -39,8 +39,8 @@ PIECE_HOST, PIECE_STRIDE, PIECE_BYTES, PIECE_OFFSET = range(4)
 #: event that marks the ids' arrival, one to join streams.
 RING_COPIES, RING_SLOT_BYTES, RING_ADDRESS, RING_ROWS, RING_IDS, RING_JOIN = range(6)
 RING_WORDS = 6
-#: Columns of a ring's `slots`: two events, and the stream of the slot's kernels.
-FILLED, EMPTIED, KERNELS = range(3)
+#: Columns of a ring's `slots`, which are events.
+FILLED, EMPTIED = 0, 1
 
 _INT32, _INT64 = ir.IntType(32), ir.IntType(64)
 
@@ -546,6 +546,7 @@ def ring_over_runs(
     out: bool,
     ring: Words,
     slots: Words,
+    kernel_streams: Words,
     chunks_before: Integers,
     launch: Words,
     pieces: Words,
@@ -562,11 +563,11 @@ def ring_over_runs(
     """Move every block through a ring of slots in device memory, between records of the two events.
 
     Out: a kernel gathers blocks into a slot, engine copies take the slot to the host. In: the other way round. All
-    copies are on one stream; the kernels of each slot have their own: where kernels of others leave the device now and
-    then, those of all slots are ready to take it. A slot is filled only behind the event of its last emptying, in
-    whichever transfer that was.
+    copies are on one stream, the kernels of successive slots on `kernel_streams` in turn: on several, those of several
+    slots are ready where kernels of others leave the device now and then. A slot is filled only behind the event of its
+    last emptying, in whichever transfer that was.
 
-    ring: RING_WORDS words. slots: [slots, 3]. chunks_before: one word, how often any slot was used so far.
+    ring: RING_WORDS words. slots: [slots, 2]. chunks_before: one word, how often any slot was used so far.
     pieces: [pieces, 4], see PIECE_HOST. host_cuts: host blocks that no copy may hold together with those before.
     order: the runs by ascending host block. table: pinned words, one a block.
     """
@@ -574,7 +575,7 @@ def ring_over_runs(
     if status != 0:
         return status
     first = chunks_before[0]
-    status = _wait(entry_points, slots[first % slots.shape[0], KERNELS], events[0], failed)
+    status = _wait(entry_points, kernel_streams[first % kernel_streams.size], events[0], failed)
     if status == 0 and not out:
         status = _wait(entry_points, ring[RING_COPIES], events[0], failed)
     if status == 0:
@@ -583,6 +584,7 @@ def ring_over_runs(
             out,
             ring,
             slots,
+            kernel_streams,
             chunks_before,
             launch,
             pieces,
@@ -599,11 +601,11 @@ def ring_over_runs(
     # Also after a failure: what is on the ring's streams must be over before the end. Out, the copies come last.
     joined = _join(entry_points, stream, ring[RING_COPIES], ring[RING_JOIN], failed)
     used = 0 if out else chunks_before[0] - first
-    if status != 0 or used > slots.shape[0]:
-        used = slots.shape[0]
+    if status != 0 or used > kernel_streams.size:
+        used = kernel_streams.size
     for i in range(used):
         if joined == 0:
-            kernels = slots[(first + i) % slots.shape[0], KERNELS]
+            kernels = kernel_streams[(first + i) % kernel_streams.size]
             joined = _join(entry_points, stream, kernels, ring[RING_JOIN], failed)
     if joined == 0:
         _end(entry_points, stream, events, failed)
@@ -616,6 +618,7 @@ def _ring_chunks(
     out: bool,
     ring: Words,
     slots: Words,
+    kernel_streams: Words,
     chunks_before: Integers,
     launch: Words,
     pieces: Words,
@@ -639,21 +642,22 @@ def _ring_chunks(
             pairs += 1
     copies = np.empty((3, BATCH_COPIES), np.uint64)
     rows = np.int64(ring[RING_ROWS])
-    kernels = slots[chunks_before[0] % slots.shape[0], KERNELS]
+    kernels = kernel_streams[chunks_before[0] % kernel_streams.size]
     status = _upload(entry_points, kernels, table, table_at, int(pairs), upload, failed)
-    if status == 0 and pairs > rows:
+    if status == 0 and pairs > rows and kernel_streams.size > 1:
         status = _record(entry_points, ring[RING_IDS], kernels, failed)
     while status == 0 and first < pairs:
         last = pairs if pairs - first < rows else first + rows
-        slot = chunks_before[0] % slots.shape[0]
-        if 0 < first < rows * slots.shape[0]:  # the stream's first kernel in this transfer
-            status = _wait(entry_points, slots[slot, KERNELS], ring[RING_IDS], failed)
+        slot, kernels = chunks_before[0] % slots.shape[0], kernel_streams[chunks_before[0] % kernel_streams.size]
+        if 0 < first < rows * kernel_streams.size:  # the stream's first kernel in this transfer
+            status = _wait(entry_points, kernels, ring[RING_IDS], failed)
             if status != 0:
                 return status
         status = _ring_chunk(
             entry_points,
             out,
             ring,
+            kernels,
             slots[slot],
             ring[RING_ADDRESS] + np.uint64(slot) * ring[RING_SLOT_BYTES],
             launch,
@@ -674,6 +678,7 @@ def _ring_chunk(
     entry_points: Words,
     out: bool,
     ring: Words,
+    kernels: np.uint64,
     slot: Words,
     slot_at: np.uint64,
     launch: Words,
@@ -685,7 +690,7 @@ def _ring_chunk(
     failed: Integers,
 ) -> int:
     """Fill one slot and empty it again: first the stage that fills, on its stream, then the other one."""
-    copying, kernels = ring[RING_COPIES], slot[KERNELS]
+    copying = ring[RING_COPIES]
     filling, emptying = (kernels, copying) if out else (copying, kernels)
     status = _wait(entry_points, filling, slot[EMPTIED], failed)
     for fills in (True, False):

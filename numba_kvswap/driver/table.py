@@ -109,8 +109,8 @@ class Driver(ABC):
     #: Of a ring, each way. A slot is long enough that the pause between two copies does not show: with slots of 4, 8,
     #: 16 and 32 MiB an H200 reaches 0.97, 0.98, 0.99 and 0.99 of the link. All together they are 2.4 ms at 55 GB/s.
     #: What waiting for multiprocessors costs with these and with others, docs/notes.md says.
-    ring_slots: int = 4
-    ring_slot_bytes: int = 32 << 20
+    ring_slots: int = 8
+    ring_slot_bytes: int = 16 << 20
 
     def __init__(self) -> None:
         #: What this driver still works on, kept alive until it has landed.

@@ -2,8 +2,9 @@
 
 The engines need long copies, and get them where a block's layers, and the blocks of neighbouring slots, lie side by
 side on the host: in block-major pools. The kernel needs tens of microseconds for what the link needs hundreds, so work
-beside it hardly notices. Where others hold all multiprocessors a swap's first kernel has to wait for them; while later
-ones do, the link has the other slots' bytes to carry. It takes 128 MiB of device memory a way, once a process.
+beside it hardly notices. Where others hold all multiprocessors a swap out waits for them with its first kernel, a swap
+in with its last; while the others wait, the link has more slots' bytes to carry. It takes 128 MiB of device memory a
+way, once a process.
 
 A swap waits for those put on the ring before it, whatever their streams: where one stands behind a long kernel, so do
 they.
@@ -26,7 +27,6 @@ from numba_kvswap.plan_loops import order_of, order_of_briefly
 from numba_kvswap.submit import (
     BATCH_COPIES,
     FAILED_WORDS,
-    KERNELS,
     PIECE_BYTES,
     PIECE_HOST,
     PIECE_OFFSET,
@@ -38,8 +38,8 @@ from numba_kvswap.submit import (
 )
 from numba_kvswap.transports import Job, Submission, outcome
 
-# All multiprocessors of an H200: the kernel must be over soon once it runs beside others. 64 warps each.
-_CUDA_BLOCKS, _THREADS = 132, 512
+# All multiprocessors of an H200, which has 132: the kernel must be over soon once it runs beside others.
+_CUDA_BLOCKS, _THREADS = 528, 256
 _BRIEF_RUNS_MAX = 4096
 # Submitted with the GIL held: some 8 calls a slot.
 _BRIEF_SLOTS = 8
@@ -97,6 +97,7 @@ def submit(job: Job) -> Submission:
     brief = plan.blocks * len(pieces.words) <= BATCH_COPIES and plan.blocks <= _BRIEF_SLOTS * pieces.rows
     device, host = (plan.run_source, plan.run_target) if out else (plan.run_target, plan.run_source)
     order = (order_of_briefly if plan.runs <= _BRIEF_RUNS_MAX else order_of)(host)
+    kernel_streams = ring.kernel_streams if job.favor == "compute" else ring.kernel_streams[:1]
     with ring.lock, driver.uninterrupted():
         status = (ring_over_runs_briefly if brief else ring_over_runs)(
             driver.entry_points.words,
@@ -105,6 +106,7 @@ def submit(job: Job) -> Submission:
             out,
             words,
             ring.slots,
+            kernel_streams,
             ring.chunks_before,
             prepared.launch,
             pieces.words,
@@ -117,7 +119,7 @@ def submit(job: Job) -> Submission:
             *table.read_at(plan.pairs),
             failed,
         )
-    return outcome(driver, status, failed, streams=[int(words[RING_COPIES]), *ring.slots[:, KERNELS].tolist()])
+    return outcome(driver, status, failed, streams=[int(words[RING_COPIES]), *kernel_streams.tolist()])
 
 
 def pieces_of(layers: tuple[Layer, ...], slot_bytes: int) -> Pieces:

@@ -305,7 +305,7 @@ BUGS = [
     Bug(
         "the ring's kernels do not wait for the start",
         _SUBMIT,
-        "    status = _wait(entry_points, slots[first % slots.shape[0], KERNELS], events[0], failed)\n",
+        "    status = _wait(entry_points, kernel_streams[first % kernel_streams.size], events[0], failed)\n",
         "    status = 0\n",
         FENCES,
     ),
@@ -334,14 +334,21 @@ BUGS = [
     Bug(
         "after a failure only the slots used are joined",
         _SUBMIT,
-        "if status != 0 or used > slots.shape[0]:",
-        "if used > slots.shape[0]:",
+        "if status != 0 or used > kernel_streams.size:",
+        "if used > kernel_streams.size:",
+        FENCES,
+    ),
+    Bug(
+        "sparing compute leaves the ring's kernels on one stream",
+        _RING,
+        'ring.kernel_streams if job.favor == "compute" else ring.kernel_streams[:1]',
+        "ring.kernel_streams[:1]",
         FENCES,
     ),
     Bug(
         "a slot's kernels do not wait for the ids",
         _SUBMIT,
-        "            status = _wait(entry_points, slots[slot, KERNELS], ring[RING_IDS], failed)\n",
+        "            status = _wait(entry_points, kernels, ring[RING_IDS], failed)\n",
         "            pass\n",
         FENCES,
     ),
