@@ -47,6 +47,9 @@ class Event:
             self._driver.discard_event(self._handle)
 
 
+_NO_EVENTS = np.empty(0, np.uint64)
+
+
 class EventPair:
     """Two timed events of `device`, recorded before and after some work, taken from those that nobody holds, and put
     back there.
@@ -62,7 +65,7 @@ class EventPair:
     __slots__ = ("_driver", "_end", "_idle", "_start", "words")
 
     def __init__(self, driver: Driver, device: int) -> None:
-        self._driver, self._start, self._end = driver, 0, 0
+        self._driver, self._start, self._end, self.words = driver, 0, 0, _NO_EVENTS
         idle = driver.idle_events.get(device)
         self._idle: deque[IdleEvents] = driver.idle_events.setdefault(device, deque()) if idle is None else idle
         try:
@@ -92,7 +95,7 @@ class EventPair:
 
     def __del__(self) -> None:
         # Handles, not objects, go back: an object that dies in a cycle may be finalized before this.
-        if self._end and len(self._idle) < self._driver.idle_events_max:
+        if self.words.size and len(self._idle) < self._driver.idle_events_max:
             self._idle.append((self._start, self._end, self.words))
         elif not sys.is_finalizing():
             for event in (self._start, self._end):

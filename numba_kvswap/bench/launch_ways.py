@@ -90,7 +90,7 @@ class LaunchCWay:
         start = perf_counter_ns()
         status, host_ns = self._loop(
             swap.driver.entry_points,
-            tuple(ready.events.words.tolist()),
+            (int(ready.events.words[0]), int(ready.events.words[1])),
             self._table,
             self._launch,
             self._parameters,

@@ -65,12 +65,13 @@ class InFlight:
                 oldest = queue[0]
             except IndexError:
                 return
-            if not (oldest.unmarked or oldest.landed()):
+            unmarked = oldest.unmarked  # asked once: its submitter may mark it meanwhile
+            if not (unmarked or oldest.landed()):
                 return
             with self._lock:
                 if queue and queue[0] is oldest:  # another thread may have been here
                     queue.popleft()
-                    if oldest.unmarked:  # it must not stand in the way of those behind it
+                    if unmarked:  # it must not stand in the way of those behind it
                         self._unmarked.append(oldest)
                 if not queue and self._by_stream.get(stream) is queue:
                     del self._by_stream[stream]
@@ -78,9 +79,11 @@ class InFlight:
     def wait_for(self, memory: object) -> Exception | None:
         """Wait for all work that uses `memory`; returns as `Pending.settle` does, for the first that is in doubt."""
         doubts = [work.settle() for work in self._pending() if work.uses(memory)]
+        landed = {id(work): work for work in tuple(self._unmarked) if not work.unmarked and work.landed()}
         with self._lock:
-            landed, self._unmarked = self._unmarked, [work for work in tuple(self._unmarked) if work.unmarked]
-        del landed
+            kept = self._unmarked
+            self._unmarked = [work for work in tuple(kept) if id(work) not in landed]
+        del landed, kept
         return next((doubt for doubt in doubts if doubt is not None), None)
 
     def __len__(self) -> int:

@@ -9,11 +9,12 @@ first byte to its last, and an asynchronous copy must not name pageable memory.
 from __future__ import annotations
 
 import ctypes
+import gc
 import signal
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from typing import TypeVar
 
@@ -107,6 +108,48 @@ class SimulatedLatch:
         self._driver._open(self._operation)
 
 
+@contextmanager
+def _signals_put_off() -> Iterator[None]:
+    """Within it no Python signal handler runs; after it those whose signals came. Handlers run in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))}
+    came: list[int] = []
+    for number in handlers:
+        signal.signal(number, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for missed in came:
+            signal.raise_signal(missed)
+
+
+class _CollectionsPutOff(AbstractContextManager[None]):
+    """Within it, in whatever thread, the garbage collector does not start by itself."""
+
+    def __init__(self) -> None:
+        self._lock, self._within, self._was_enabled = threading.Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._within:
+                self._was_enabled = gc.isenabled()
+                gc.disable()
+            self._within += 1
+
+    def __exit__(self, *_error: object) -> None:
+        with self._lock:
+            self._within -= 1
+            if not self._within and self._was_enabled:
+                gc.enable()
+
+
+_collections_put_off = _CollectionsPutOff()
+
+
 class SimulatedDriver(Driver):
     """The simulated driver. Any thread may use it; one lock is around every call.
 
@@ -148,7 +191,7 @@ class SimulatedDriver(Driver):
     ) -> None:
         super().__init__()
         self.has_batch = has_batch
-        self.ring_slots, self.ring_slot_bytes = 2, ring_slot_bytes
+        self.ring_slots, self.ring_slot_bytes = 3, ring_slot_bytes
         self.pitch_bytes_max = pitch_bytes_max
         self.memory_bytes_max = memory_bytes_max
         self.hang_seconds = hang_seconds
@@ -229,20 +272,11 @@ class SimulatedDriver(Driver):
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
-        """As Driver.uninterrupted. Ctrl-C is put off: an entry point is Python here, and ctypes would swallow the
-        KeyboardInterrupt and take the copy for done."""
-        handler = signal.getsignal(signal.SIGINT)
-        if handler is None or threading.current_thread() is not threading.main_thread():
+        """As Driver.uninterrupted. Signals and collections are put off: an entry point is Python here, where handlers
+        and finalizers could swap in the midst of a submission, and ctypes would swallow a KeyboardInterrupt and take
+        the copy for done."""
+        with _signals_put_off(), _collections_put_off:
             yield
-            return
-        interrupts: list[int] = []
-        signal.signal(signal.SIGINT, lambda number, _frame: interrupts.append(number))
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, handler)
-            if interrupts:
-                signal.raise_signal(signal.SIGINT)
 
     def current_device(self) -> int | None:
         with self._verb("cuCtxGetDevice"):

@@ -16,6 +16,7 @@ import pytest
 from numba_kvswap import DeviceCache, HostCache, KVSwapDriverError, Plan, Swapper, caches, swap_cache_all_layers
 from numba_kvswap.driver import SimulatedDevice
 from numba_kvswap.driver.in_flight import InFlight
+from numba_kvswap.events import EventPair
 from numba_kvswap.transports import copies
 
 BLOCKS = 4
@@ -424,6 +425,53 @@ def test_work_is_kept_though_its_stream_is_pruned_while_it_is_added():
     old.has_landed = True
     in_flight.add(Work(has_landed=False), "a stream")
     assert len(in_flight) == 1
+
+
+def test_work_that_is_marked_while_it_is_pruned_is_kept_until_it_landed():
+    class Work:
+        asked, has_landed, was_settled = 0, False, False
+
+        @property
+        def unmarked(self):
+            self.asked += 1
+            return self.asked == 1
+
+        def landed(self):
+            return self.has_landed
+
+        def uses(self, memory):
+            return True
+
+        def settle(self):
+            self.was_settled = True
+
+    in_flight, work = InFlight(), Work()
+    in_flight.add(work, "a stream")
+    in_flight.prune("a stream")
+    assert len(in_flight) == 1
+    in_flight.wait_for(None)
+    assert work.was_settled
+    assert len(in_flight) == 1, "it says itself whether it has landed"
+    work.has_landed = True
+    in_flight.wait_for(None)
+    assert in_flight._pending() == []
+
+
+def test_events_whose_making_is_interrupted_are_given_up(rig, monkeypatch):
+    rig.driver.idle_events_max = 8
+    before = rig.driver.live_events()
+
+    def interrupted(*_arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("numba_kvswap.events.np.array", interrupted)
+    with pytest.raises(KeyboardInterrupt), rig.driver.activate(0):
+        EventPair(rig.driver, 0)
+    monkeypatch.undo()
+    gc.collect()
+    rig.simulated.synchronize()
+    assert rig.driver.live_events() == before
+    assert not rig.driver.idle_events.get(0)
 
 
 def test_a_failed_swap_leaves_no_cycle(rig):

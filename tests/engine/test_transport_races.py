@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import signal
 import threading
 
 import numpy as np
@@ -194,6 +195,55 @@ def test_a_swap_in_the_midst_of_another_by_a_finalizer_or_a_signal_handler(trans
     outer[0].wait()
     inner[1].wait()
     expected = rig.expected(direction, *forwards(3), rig.expected(direction, [9, 8], [4, 5], before))
+    assert_same(rig.images(), expected)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("comes", ["by a collection", "by a signal"])
+def test_a_submission_meets_neither_collections_nor_signals(transport, direction, comes, monkeypatch):
+    """As compiled code does not, between two calls of the driver's entry points."""
+    rig = Rig(transport, ring_blocks=1)
+    swapper, before = rig.swapper(), rig.images()
+    swap(swapper, direction, [0], [0]).wait()
+    stream, inner = rig.simulated.stream(), []
+
+    def swap_once(*_arguments):
+        if not inner:
+            inner.append(None)
+            inner.append(swap(swapper, direction, [10, 11], [11, 10], stream))
+
+    class SwapsAtItsEnd:
+        def __del__(self):
+            swap_once()
+
+    within, put = [], rig.driver._put
+
+    def put_and_see(operation):
+        put(operation)
+        if not inner and not within:
+            within.append(None)
+            if comes == "by a signal":
+                signal.raise_signal(signal.SIGUSR1)
+            else:
+                owner = SwapsAtItsEnd()
+                owner.itself = owner
+                del owner
+                kept = [[] for _ in range(2000)]  # more than it takes for a collection to start by itself
+                del kept
+            assert not inner
+
+    monkeypatch.setattr(rig.driver, "_put", put_and_see)
+    signalled = signal.signal(signal.SIGUSR1, swap_once)
+    try:
+        outer = swap(swapper, direction, [0, 1, 2], [2, 1, 0])
+        assert within
+        gc.collect()
+        outer.wait()
+        inner[1].wait()
+    finally:
+        signal.signal(signal.SIGUSR1, signalled)
+    expected = rig.expected(direction, [0], [0], before)
+    expected = rig.expected(direction, [10, 11], [11, 10], rig.expected(direction, [0, 1, 2], [2, 1, 0], expected))
     assert_same(rig.images(), expected)
 
 

@@ -297,7 +297,7 @@ def test_a_new_auto_does_not_ask_in_vain_again_and_does_once_there_is_a_ring():
     with pytest.raises(KVSwapDriverError, match="cuMemAlloc"):
         explicit.swap_out(*IDS)
     asked = rig.driver.calls["cuMemAlloc"]
-    assert "2097152 bytes of device memory for a ring" in rig.swapper().explain(Plan([0], [0])).why_not["ring"]
+    assert "3145728 bytes of device memory for a ring" in rig.swapper().explain(Plan([0], [0])).why_not["ring"]
     assert rig.driver.calls["cuMemAlloc"] == asked
     rig.driver.memory_bytes_max = 1 << 30
     explicit.swap_out(*IDS).wait()

@@ -51,6 +51,7 @@ _FREE, _SLOTS = "block_allocator.py", "replay/free_blocks.py"
 _COPIES, _LAYERS, _OPS = "transports/copies.py", "layers.py", "ops.py"
 _BATCH, _KERNEL, _RING, _TOOLS = "transports/batch.py", "transports/kernel.py", "transports/ring.py", "device_tools.py"
 _BODY, _COSTS, _CHOICE, _TABLES = "kernels/body.py", "costs.py", "choice.py", "id_tables.py"
+_SIMULATED = "driver/simulated.py"
 _MEMORY, _ROOM, _TRAFFIC = "host_memory.py", "host_room.py", "traffic.py"
 
 
@@ -624,6 +625,35 @@ BUGS = [
         "while queue is None or self._by_stream.get(stream) is not queue:",
         "while queue is None:",
         ENDS,
+    ),
+    Bug("half made events are kept", "events.py", "if self.words.size and", "if self._end and", ENDS),
+    Bug(
+        "work is asked twice for its mark",
+        "driver/in_flight.py",
+        "if unmarked:  # it",
+        "if oldest.unmarked:  # it",
+        ENDS,
+    ),
+    Bug(
+        "marked work is let go of though it runs",
+        "driver/in_flight.py",
+        "if not work.unmarked and work.landed()}",
+        "if not work.unmarked}",
+        ENDS,
+    ),
+    Bug(
+        "collections run in a submission",
+        "driver/simulated.py",
+        "_signals_put_off(), _collections_put_off:",
+        "_signals_put_off():",
+        RACES,
+    ),
+    Bug(
+        "signals run in a submission",
+        "driver/simulated.py",
+        "_signals_put_off(), _collections_put_off:",
+        "_collections_put_off:",
+        RACES,
     ),
     Bug("copies go to the default stream", _COPIES, "np.uint64(job.stream),", "np.uint64(0),", STREAM_ORDER),
     Bug("driver status ignored", "swapper.py", "if submission.error is not None:", "if False:", CLASS_8),
