@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -13,9 +14,10 @@ from numba_kvswap.costs import CURVES, MODELLED, CostModel, Costs
 from numba_kvswap.device_tools import device_tools
 from numba_kvswap.driver import KVSwapDriverError
 from numba_kvswap.plan import Plan
-from numba_kvswap.transports import Favor
 from numba_kvswap.transports.named import transport_named
 
+#: "swap": the swap's own time is all that counts. "compute": other kernels beside it count too.
+Favor = Literal["swap", "compute"]
 # A kernel that reaches host memory holds multiprocessors for as long as the link takes; it made a GEMM up to 1.5 times
 # as slow.
 _BUSY_WITH_THE_LINK = ("kernel",)

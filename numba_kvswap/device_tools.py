@@ -20,8 +20,8 @@ from numba_kvswap.submit import (
     FILLED,
     RING_ADDRESS,
     RING_COPIES,
-    RING_IDS,
     RING_JOIN,
+    RING_KERNELS,
     RING_SLOT_BYTES,
     RING_WORDS,
     copy_async,
@@ -29,9 +29,6 @@ from numba_kvswap.submit import (
 from numba_kvswap.traffic import Traffic
 
 _MOVE = "warp_a_chunk"
-# Of a ring. With four an H200's link rests 20 us a slot of 32 MiB, with one it never does; but beside kernels that hold
-# the whole device one keeps it waiting.
-_KERNEL_STREAMS = 2
 # Tables of layers, a few KiB each, of the pairs of caches used last.
 _COPIES_MAX = 64
 # Locks here may be taken again: a finalizer or a signal handler may swap in the midst of any line, in the same thread.
@@ -136,10 +133,10 @@ class DeviceTools:
 
 
 class Ring:
-    """Slots in device memory and the streams that work on them: one for engine copies, two for kernels.
+    """Slots in device memory and the two streams that work on them: one for kernels, one for engine copies.
 
-    Attributes: `words`, `slots`, `kernel_streams` and `chunks_before`, as submit.py takes them; `lock`, held while a
-    transfer is put on the ring.
+    Attributes: `words`, `slots` and `chunks_before`, as submit.py takes them; `lock`, held while a transfer is put on
+    the ring.
 
     Raises KVSwapDriverError where the device has no such memory left.
     """
@@ -147,22 +144,18 @@ class Ring:
     def __init__(self, driver: Driver, device: int) -> None:
         slots, slot_bytes = driver.ring_slots, driver.ring_slot_bytes
         self._memory = DriverMemory(driver, device, slots * slot_bytes, "device")
-        self._events = [Event(driver, timed=False) for _ in range(2 * slots + 2)]
-        *of_slots, ids, join = (event.handle for event in self._events)
+        self._events = [Event(driver, timed=False) for _ in range(2 * slots + 1)]
+        *of_slots, join = (event.handle for event in self._events)
         self.lock = threading.RLock()
         self.chunks_before: Integers = np.zeros(1, np.int64)
         self.slots: Words = np.zeros((slots, 2), np.uint64)
         self.slots[:, [FILLED, EMPTIED]] = np.reshape(of_slots, (slots, 2))
         self.words: Words = np.zeros(RING_WORDS, np.uint64)
         self.words[RING_SLOT_BYTES], self.words[RING_ADDRESS] = slot_bytes, self._memory.address
-        self.words[RING_IDS], self.words[RING_JOIN] = ids, join
-        streams: list[int] = []
+        self.words[RING_JOIN] = join
+        self.words[RING_KERNELS] = driver.stream_create(urgent=True)
         try:
-            for _ in range(_KERNEL_STREAMS):
-                streams.append(driver.stream_create(urgent=True))
             self.words[RING_COPIES] = driver.stream_create()
         except KVSwapDriverError:
-            for stream in streams:
-                driver.stream_destroy(stream)
+            driver.stream_destroy(int(self.words[RING_KERNELS]))
             raise
-        self.kernel_streams: Words = np.array(streams, np.uint64)

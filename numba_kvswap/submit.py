@@ -35,9 +35,9 @@ BATCH_COPIES = 512
 _SOURCE_IN_STREAM_ORDER, _OVERLAP_WITH_COMPUTE = 1, 1
 #: Columns of `pieces`: where a ring's rows lie on the host, how far apart, how long they are, where in a slot they lie.
 PIECE_HOST, PIECE_STRIDE, PIECE_BYTES, PIECE_OFFSET = range(4)
-#: Words of `ring`: the stream of its copies, how many bytes a slot has, the first one's address, rows that fit one, an
-#: event that marks the ids' arrival, one to join streams.
-RING_COPIES, RING_SLOT_BYTES, RING_ADDRESS, RING_ROWS, RING_IDS, RING_JOIN = range(6)
+#: Words of `ring`: its two streams, how many bytes a slot has, the first one's address, rows that fit one, an event to
+#: join streams.
+RING_KERNELS, RING_COPIES, RING_SLOT_BYTES, RING_ADDRESS, RING_ROWS, RING_JOIN = range(6)
 RING_WORDS = 6
 #: Columns of a ring's `slots`, which are events.
 FILLED, EMPTIED = 0, 1
@@ -546,7 +546,6 @@ def ring_over_runs(
     out: bool,
     ring: Words,
     slots: Words,
-    kernel_streams: Words,
     chunks_before: Integers,
     launch: Words,
     pieces: Words,
@@ -562,10 +561,9 @@ def ring_over_runs(
 ) -> int:
     """Move every block through a ring of slots in device memory, between records of the two events.
 
-    Out: a kernel gathers blocks into a slot, engine copies take the slot to the host. In: the other way round. All
-    copies are on one stream, the kernels of successive slots on `kernel_streams` in turn: on several, those of several
-    slots are ready where kernels of others leave the device now and then. A slot is filled only behind the event of its
-    last emptying, in whichever transfer that was.
+    Out: a kernel gathers blocks into a slot, engine copies take the slot to the host. In: the other way round. The ring
+    has a stream for each of the two, so that they work on different slots at once. A slot is filled only behind the
+    event of its last emptying, in whichever transfer that was.
 
     ring: RING_WORDS words. slots: [slots, 2]. chunks_before: one word, how often any slot was used so far.
     pieces: [pieces, 4], see PIECE_HOST. host_cuts: host blocks that no copy may hold together with those before.
@@ -574,8 +572,8 @@ def ring_over_runs(
     status = _begin(entry_points, stream, events, failed)
     if status != 0:
         return status
-    first = chunks_before[0]
-    status = _wait(entry_points, kernel_streams[first % kernel_streams.size], events[0], failed)
+    # The ids are read by kernels, so theirs is the first stream of either way.
+    status = _wait(entry_points, ring[RING_KERNELS], events[0], failed)
     if status == 0 and not out:
         status = _wait(entry_points, ring[RING_COPIES], events[0], failed)
     if status == 0:
@@ -584,7 +582,6 @@ def ring_over_runs(
             out,
             ring,
             slots,
-            kernel_streams,
             chunks_before,
             launch,
             pieces,
@@ -598,15 +595,11 @@ def ring_over_runs(
             upload,
             failed,
         )
-    # Also after a failure: what is on the ring's streams must be over before the end. Out, the copies come last.
-    joined = _join(entry_points, stream, ring[RING_COPIES], ring[RING_JOIN], failed)
-    used = 0 if out else chunks_before[0] - first
-    if status != 0 or used > kernel_streams.size:
-        used = kernel_streams.size
-    for i in range(used):
-        if joined == 0:
-            kernels = kernel_streams[(first + i) % kernel_streams.size]
-            joined = _join(entry_points, stream, kernels, ring[RING_JOIN], failed)
+    # The stage that empties has waited for the one that fills; but where something failed, perhaps not.
+    last, other = (RING_COPIES, RING_KERNELS) if out else (RING_KERNELS, RING_COPIES)
+    joined = _join(entry_points, stream, ring[last], ring[RING_JOIN], failed)
+    if joined == 0 and status != 0:
+        joined = _join(entry_points, stream, ring[other], ring[RING_JOIN], failed)
     if joined == 0:
         _end(entry_points, stream, events, failed)
     return status
@@ -618,7 +611,6 @@ def _ring_chunks(
     out: bool,
     ring: Words,
     slots: Words,
-    kernel_streams: Words,
     chunks_before: Integers,
     launch: Words,
     pieces: Words,
@@ -642,22 +634,14 @@ def _ring_chunks(
             pairs += 1
     copies = np.empty((3, BATCH_COPIES), np.uint64)
     rows = np.int64(ring[RING_ROWS])
-    kernels = kernel_streams[chunks_before[0] % kernel_streams.size]
-    status = _upload(entry_points, kernels, table, table_at, int(pairs), upload, failed)
-    if status == 0 and pairs > rows and kernel_streams.size > 1:
-        status = _record(entry_points, ring[RING_IDS], kernels, failed)
+    status = _upload(entry_points, ring[RING_KERNELS], table, table_at, int(pairs), upload, failed)
     while status == 0 and first < pairs:
         last = pairs if pairs - first < rows else first + rows
-        slot, kernels = chunks_before[0] % slots.shape[0], kernel_streams[chunks_before[0] % kernel_streams.size]
-        if 0 < first < rows * kernel_streams.size:  # the stream's first kernel in this transfer
-            status = _wait(entry_points, kernels, ring[RING_IDS], failed)
-            if status != 0:
-                return status
+        slot = chunks_before[0] % slots.shape[0]
         status = _ring_chunk(
             entry_points,
             out,
             ring,
-            kernels,
             slots[slot],
             ring[RING_ADDRESS] + np.uint64(slot) * ring[RING_SLOT_BYTES],
             launch,
@@ -678,7 +662,6 @@ def _ring_chunk(
     entry_points: Words,
     out: bool,
     ring: Words,
-    kernels: np.uint64,
     slot: Words,
     slot_at: np.uint64,
     launch: Words,
@@ -690,7 +673,7 @@ def _ring_chunk(
     failed: Integers,
 ) -> int:
     """Fill one slot and empty it again: first the stage that fills, on its stream, then the other one."""
-    copying = ring[RING_COPIES]
+    copying, kernels = ring[RING_COPIES], ring[RING_KERNELS]
     filling, emptying = (kernels, copying) if out else (copying, kernels)
     status = _wait(entry_points, filling, slot[EMPTIED], failed)
     for fills in (True, False):

@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 from numba_kvswap.cache_pair import CachePair, Direction
 from numba_kvswap.caches import DeviceCache, HostCache
-from numba_kvswap.choice import Chooser, Explanation
+from numba_kvswap.choice import Chooser, Explanation, Favor
 from numba_kvswap.device_tools import device_tools
 from numba_kvswap.driver import KVSwapDriverError
 from numba_kvswap.interop import stream_handle
 from numba_kvswap.plan import Plan
 from numba_kvswap.transfer import Transfer
-from numba_kvswap.transports import Favor, Job
+from numba_kvswap.transports import Job
 from numba_kvswap.transports.named import TRANSPORTS, Transport, transport_named
 
 _T = TypeVar("_T")
@@ -28,8 +28,8 @@ class Swapper:
     transport: how bytes travel: "copies", "batch", "kernel", "ring", or "auto", whichever is expected to be done first
         with a plan (see `explain`). On a machine's first use "auto" measures what they cost there, for some 2 s and
         with 256 MiB a side for the time being, and keeps that on disk.
-    favor: "swap", the swap's own time is all that counts; "compute", other kernels beside it count too: "auto" leaves
-        out what would slow them down much and counts with waits for them, and the ring is used so that it hides those.
+    favor: what "auto" looks at: "swap", the swap's own time alone; "compute" also leaves out what would slow down
+        other kernels much, and counts with waits for them.
 
     The ring takes 128 MiB of device memory a way, once a process; measuring makes both. All else on the device is
     tables: 48 bytes a layer, and for each swap under way by "kernel" or "ring" up to 32 bytes a pair of ids, at least
@@ -161,7 +161,7 @@ class Swapper:
                     pair.host_cache.check_open()
                     transfer.marker = "stream"  # should the next line be interrupted, who knows what it has put there
                     submission = transport.submit(
-                        Job(plan, pair, direction, handle, transfer.events.words, transfer.keep, self._favor)
+                        Job(plan, pair, direction, handle, transfer.events.words, transfer.keep)
                     )
                     transfer.marker = submission.marker
             finally:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from numba_kvswap.caches import DeviceCache, HostCache
+from numba_kvswap.choice import Favor
 from numba_kvswap.ids import Ids
 from numba_kvswap.replay.models import BlockShape
 from numba_kvswap.replay.report import ReplayReport
@@ -15,7 +16,6 @@ from numba_kvswap.replay.tiers import Moves, Placement, count_runs, each_block
 from numba_kvswap.replay.trace import Request
 from numba_kvswap.swapper import Swapper
 from numba_kvswap.transfer import Transfer
-from numba_kvswap.transports import Favor
 
 # Transfers whose times are not taken yet: enough that the host never waits for the last one, few enough that
 # memory does not grow with the trace.

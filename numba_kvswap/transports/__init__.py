@@ -28,8 +28,6 @@ from numba_kvswap.ids import Integers, Words
 from numba_kvswap.plan import Plan
 from numba_kvswap.submit import BEGUN, END_CALL, END_STATUS, FAILED_CALL, FAILED_LAYER, FAILED_RUN
 
-#: What a swap is to spare: "swap", its own time; "compute", other kernels beside it.
-Favor = Literal["swap", "compute"]
 #: What tells when everything that was submitted has landed: the end event; the stream, where the event could not be
 #: recorded; or nothing needs to, since nothing was put on the stream.
 Marker = Literal["event", "stream", "nothing"]
@@ -48,7 +46,7 @@ class Submission:
 @dataclass(slots=True)  # not frozen, which would make making one take twice as long
 class Job:
     """One swap to be submitted. events: handles of two, to be recorded before and after. keep: what it is given stays
-    alive until the swap has landed. favor: what the swap is to be put on its streams for."""
+    alive until the swap has landed."""
 
     plan: Plan
     pair: CachePair
@@ -56,7 +54,6 @@ class Job:
     stream: int
     events: Words
     keep: Callable[[object], None]
-    favor: Favor = "swap"
 
 
 def outcome(driver: Driver, status: int, failed: Integers, streams: Iterable[int] = ()) -> Submission:

@@ -32,6 +32,7 @@ from numba_kvswap.submit import (
     PIECE_OFFSET,
     PIECE_STRIDE,
     RING_COPIES,
+    RING_KERNELS,
     RING_ROWS,
     ring_over_runs,
     ring_over_runs_briefly,
@@ -97,7 +98,6 @@ def submit(job: Job) -> Submission:
     brief = plan.blocks * len(pieces.words) <= BATCH_COPIES and plan.blocks <= _BRIEF_SLOTS * pieces.rows
     device, host = (plan.run_source, plan.run_target) if out else (plan.run_target, plan.run_source)
     order = (order_of_briefly if plan.runs <= _BRIEF_RUNS_MAX else order_of)(host)
-    kernel_streams = ring.kernel_streams if job.favor == "compute" else ring.kernel_streams[:1]
     with ring.lock, driver.uninterrupted():
         status = (ring_over_runs_briefly if brief else ring_over_runs)(
             driver.entry_points.words,
@@ -106,7 +106,6 @@ def submit(job: Job) -> Submission:
             out,
             words,
             ring.slots,
-            kernel_streams,
             ring.chunks_before,
             prepared.launch,
             pieces.words,
@@ -119,7 +118,7 @@ def submit(job: Job) -> Submission:
             *table.read_at(plan.pairs),
             failed,
         )
-    return outcome(driver, status, failed, streams=[int(words[RING_COPIES]), *kernel_streams.tolist()])
+    return outcome(driver, status, failed, streams=words[[RING_KERNELS, RING_COPIES]].tolist())
 
 
 def pieces_of(layers: tuple[Layer, ...], slot_bytes: int) -> Pieces:

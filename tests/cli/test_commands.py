@@ -49,7 +49,7 @@ def test_info_names_versions_and_the_engine(capsys):
     for word in ("numba_kvswap", "numpy", "numba-cuda", "cuda-bindings", "toolkit", "pinned memory", "engine"):
         assert word in text
     assert f"cache folder   {disk_cache.cache_folder()}" in text
-    assert "ring           4 slots of 32 MiB" in text
+    assert "ring           8 slots of 16 MiB" in text
     if cuda_available():
         for call in ("cuMemcpyAsync", "cuMemcpy2DAsync", "cuEventRecord"):
             assert f"{call} at 0x" in text

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,11 +9,9 @@ from transport_rig import BLOCKS, EAGER, LAZY, Rig, assert_same, swap
 
 from numba_kvswap.device_tools import device_tools
 from numba_kvswap.driver import KVSwapDriverError, SimulatedHang
-from numba_kvswap.submit import RING_COPIES
+from numba_kvswap.submit import RING_COPIES, RING_KERNELS
 
 DIRECTIONS = ("out", "in")
-#: A ring's kernels are on one stream, or on one a slot.
-FAVORS = ("swap", "compute")
 TAPES = st.binary(max_size=200)
 SEEDS = tuple(range(12))
 FEWER = settings(max_examples=max(25, settings().max_examples // 3))
@@ -27,42 +22,27 @@ def forwards(count):
 
 
 class Held:
-    """A ring one of whose streams is held, while the others go on as far as they may.
+    """A ring one of whose streams is held, while the other goes on as far as it may."""
 
-    which: "copies", or whose kernels: of the slot that comes next, or of the one after, where that has its own stream.
-    """
-
-    def __init__(self, favor, direction, which):
+    def __init__(self, direction, which):
         self.rig = Rig("ring", schedule=EAGER, ring_blocks=1)
-        self.swapper = self.rig.swapper(favor=favor)
+        self.swapper = self.rig.swapper()
         swap(self.swapper, direction, [0], [0]).wait()  # makes the ring
         self.before = self.rig.images()
-        ring = self.rig.driver.tools[0].ring(direction)
-        kernels = ring.kernel_streams[:1]
-        if favor == "compute":
-            kernels = np.roll(ring.kernel_streams, -ring.chunks_before[0])
-        stream = (
-            ring.words[RING_COPIES] if which == "copies" else kernels[("next kernels", "other kernels").index(which)]
-        )
-        self.latch = self.rig.driver.latch(int(stream))
+        tools = self.rig.driver.tools[0]
+        self.latch = self.rig.driver.latch(int(tools.ring(direction).words[which]))
         self.stream = self.rig.simulated.stream()
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize(
-    ("favor", "which", "count"),
-    [
-        *product(FAVORS, ("copies", "next kernels"), (1, 9)),
-        ("compute", "other kernels", 2),
-        ("compute", "other kernels", 9),
-    ],
-)
-def test_a_stream_that_is_held_holds_the_swap_up(direction, favor, which, count):
-    held = Held(favor, direction, which)
+@pytest.mark.parametrize("which", [RING_KERNELS, RING_COPIES], ids=["kernels held", "copies held"])
+@pytest.mark.parametrize("count", [1, 10], ids=["one slot", "all slots and more"])
+def test_a_stage_that_is_held_holds_the_other_one_up(direction, which, count):
+    held = Held(direction, which)
     rig = held.rig
     transfer = swap(held.swapper, direction, *forwards(count), held.stream)
     for _ in range(50):
-        assert not transfer.done()  # either join at the end was left out where it is
+        assert not transfer.done()
     held.latch.open()
     transfer.wait()
     assert_same(rig.images(), rig.expected(direction, *forwards(count), held.before))
@@ -71,14 +51,14 @@ def test_a_stream_that_is_held_holds_the_swap_up(direction, favor, which, count)
 @pytest.mark.parametrize(
     ("direction", "which", "failing", "succeed"),
     [
-        ("out", "next kernels", "cuMemcpyAsync", 0),
-        ("out", "next kernels", "cuStreamWaitEvent", 2),  # of the copies for the kernel: nothing on their stream yet
-        ("in", "copies", "cuLaunchKernel", 0),
+        ("out", RING_KERNELS, "cuMemcpyAsync", 0),
+        ("out", RING_KERNELS, "cuStreamWaitEvent", 2),  # of the copies for the kernel: nothing on their stream yet
+        ("in", RING_COPIES, "cuLaunchKernel", 0),
+        ("in", RING_COPIES, "cuStreamWaitEvent", 3),  # of the kernel for the copies
     ],
 )
-@pytest.mark.parametrize("favor", FAVORS)
-def test_after_a_failure_the_stream_waits_for_what_is_on_the_ring(favor, direction, which, failing, succeed):
-    held = Held(favor, direction, which)
+def test_after_a_failure_the_stream_waits_for_what_is_on_the_ring(direction, which, failing, succeed):
+    held = Held(direction, which)
     driver = held.rig.driver
     driver.fail(failing, at=succeed)
     with pytest.raises(KVSwapDriverError, match=failing):
@@ -89,11 +69,10 @@ def test_after_a_failure_the_stream_waits_for_what_is_on_the_ring(favor, directi
     driver.stream_synchronize(held.stream.handle)
 
 
-@pytest.mark.parametrize("favor", FAVORS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_nothing_of_it_starts_before_its_stream_gets_there(direction, favor):
+def test_nothing_of_it_starts_before_its_stream_gets_there(direction):
     rig = Rig("ring", schedule=EAGER)
-    swapper = rig.swapper(favor=favor)
+    swapper = rig.swapper()
     swap(swapper, direction, [0], [0]).wait()
     stream = rig.simulated.stream()
     latch = stream.latch()
@@ -112,32 +91,26 @@ def test_nothing_of_it_starts_before_its_stream_gets_there(direction, favor):
 
 
 @FEWER
-@given(
-    tape=TAPES,
-    count=st.integers(1, BLOCKS),
-    ring_blocks=st.integers(1, 4),
-    favors=st.lists(st.sampled_from(FAVORS), min_size=1, max_size=3),
-)
+@given(tape=TAPES, count=st.integers(1, BLOCKS), ring_blocks=st.integers(1, 4), swaps=st.integers(1, 3))
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_slots_are_neither_read_too_soon_nor_filled_too_soon(direction, tape, count, ring_blocks, favors):
+def test_slots_are_neither_read_too_soon_nor_filled_too_soon(direction, tape, count, ring_blocks, swaps):
     rig = Rig("ring", schedule=tape, ring_blocks=ring_blocks)
-    swappers, before = {favor: rig.swapper(favor=favor) for favor in FAVORS}, rig.images()
+    swapper, before = rig.swapper(), rig.images()
     ids = (list(range(count)), list(range(BLOCKS - 1, BLOCKS - 1 - count, -1)))
     last = None
-    for favor in favors:
-        last = swap(swappers[favor], direction, *ids)
+    for _ in range(swaps):
+        last = swap(swapper, direction, *ids)
     last.wait()
     assert_same(rig.images(), rig.expected(direction, *ids, before))
 
 
-@pytest.mark.parametrize("favor", FAVORS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_full_turn_of_the_ring_under_seeded_orders(direction, seed, favor):
+def test_a_full_turn_of_the_ring_under_seeded_orders(direction, seed):
     rig = Rig("ring", schedule=None, seed=seed, ring_blocks=1)
     before = rig.images()
     ids = ([5, 3, 4, 15, 14, 0, 1, 2, 9, 7], [1, 2, 3, 4, 9, 8, 7, 6, 5, 0])
-    swap(rig.swapper(favor=favor), direction, *ids).wait()
+    swap(rig.swapper(), direction, *ids).wait()
     assert_same(rig.images(), rig.expected(direction, *ids, before))
 
 
@@ -147,7 +120,7 @@ def test_a_full_turn_of_the_ring_under_seeded_orders(direction, seed, favor):
 def test_two_streams_on_one_ring(direction, tape):
     rig = Rig("ring", schedule=tape)
     before = rig.images()
-    swappers, streams = [rig.swapper(favor=favor) for favor in FAVORS], [rig.simulated.stream() for _ in range(2)]
+    swappers, streams = [rig.swapper() for _ in range(2)], [rig.simulated.stream() for _ in range(2)]
     transfers = []
     for turn in range(4):
         ids = [4 * turn + i for i in range(4)]
