@@ -18,12 +18,12 @@ from numba_kvswap.transports.named import transport_named
 
 #: "swap": the swap's own time is all that counts. "compute": other kernels beside it count too.
 Favor = Literal["swap", "compute"]
-# A kernel that reaches host memory holds multiprocessors for as long as the link takes; it made a GEMM up to 1.5 times
-# as slow.
+# A kernel that reaches host memory holds multiprocessors for as long as the link takes; beside a GEMM that needs all of
+# them it made that 1.1 to 3.8 times as slow (docs/notes.md).
 _BUSY_WITH_THE_LINK = ("kernel",)
 # How much longer each takes beside kernels that fill the device, which is when favor="compute" is asked for. Of the
 # ring one kernel waits for one of those to end while no copies go on, the first one out, the last one in: a bf16 8192^3
-# GEMM takes an H200 1.65 ms.
+# GEMM takes an H200 1.65 ms. Swaps of 1 GiB took 1.9 to 3.5 ms longer than the link's 19.4 beside it.
 _WAITS_BESIDE_KERNELS_S: Mapping[str, float] = {"ring": 1.65e-3}
 _KNOWN_MAX = 4096
 

@@ -16,7 +16,7 @@ def planned(source_ids: Ids, target_ids: Ids) -> tuple[np.int64, np.int64, np.in
     """Smallest and largest source, smallest and largest target, blocks that move, runs; all of it in one call.
 
     Runs: int64 [3, runs], first source, first target and blocks of each, by ascending target; none where an id is
-    negative. Of no ids the smallest is 0, the largest -1.
+    negative. A smallest that is not negative is told as 0, a largest of no ids as -1.
     """
     source_min, source_max = _extremes(source_ids)
     target_min, target_max = _extremes(target_ids)
@@ -31,6 +31,7 @@ def planned(source_ids: Ids, target_ids: Ids) -> tuple[np.int64, np.int64, np.in
 
 @compiled
 def _extremes(ids: Ids) -> tuple[np.int64, np.int64]:
+    """The smallest id, but 0 at most, and the largest, but -1 at least: what bounds are asked about."""
     smallest, largest = np.int64(0), np.int64(-1)
     for i in range(ids.size):
         smallest = min(smallest, ids[i])

@@ -87,8 +87,12 @@ class Swapper:
         """What each transport is expected to take for a plan, and which one "auto" chooses: a table, as text.
 
         Also for a Swapper with a transport of its own; it then measures, where nothing has yet. both_ways: while swaps
-        go the other way at the same time, which "auto" takes into account by itself.
+        go the other way at the same time, which "auto" takes into account by itself. Raises as `swap_out` does for a
+        plan that could not be swapped.
         """
+        if direction not in ("out", "in"):
+            raise ValueError(f"direction is {direction!r}; expected 'out' or 'in'")
+        plan = self.checked_plan(direction, plan)
         with self.pair.driver.activate(self.device_cache.device):
             chooser = self._chooser or Chooser(self.pair, self._favor)
             return chooser.explain(plan, direction, both_ways=both_ways)

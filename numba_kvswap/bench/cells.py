@@ -48,8 +48,8 @@ class Axes:
     full_bytes: what "all blocks" move each way. moved_bytes_max: the most a cell may move each way.
     host_time_blocks: how many blocks the cell for host time moves.
     link_bytes: of the link's one large copy.
-    beside_bytes: what a swap beside other work moves: enough that the wait for a kernel of others to end, 0.8 ms on
-        average beside a bf16 8192^3 GEMM on an H200, is a small part of it.
+    beside_bytes: what a swap beside other work moves: enough that the wait for a kernel of others to end, up to 1.65
+        ms beside a bf16 8192^3 GEMM on an H200, is a small part of it.
     """
 
     block_bytes: Sequence[int]

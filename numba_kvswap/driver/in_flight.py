@@ -38,7 +38,7 @@ class InFlight:
     def __init__(self) -> None:
         # By stream, since the work of one stream lands in order: looking at the oldest says enough.
         self._by_stream: dict[Hashable, deque[Pending]] = {}
-        self._unmarked: list[Pending] = []
+        self._unmarked: dict[int, Pending] = {}  # by id
         self._lock = threading.RLock()
 
     def add(self, work: Pending, stream: Hashable) -> None:
@@ -70,20 +70,18 @@ class InFlight:
                 return
             with self._lock:
                 if queue and queue[0] is oldest:  # another thread may have been here
-                    queue.popleft()
                     if unmarked:  # it must not stand in the way of those behind it
-                        self._unmarked.append(oldest)
+                        self._unmarked[id(oldest)] = oldest
+                    queue.popleft()
                 if not queue and self._by_stream.get(stream) is queue:
                     del self._by_stream[stream]
 
     def wait_for(self, memory: object) -> Exception | None:
         """Wait for all work that uses `memory`; returns as `Pending.settle` does, for the first that is in doubt."""
         doubts = [work.settle() for work in self._pending() if work.uses(memory)]
-        landed = {id(work): work for work in tuple(self._unmarked) if not work.unmarked and work.landed()}
-        with self._lock:
-            kept = self._unmarked
-            self._unmarked = [work for work in tuple(kept) if id(work) not in landed]
-        del landed, kept
+        landed = [work for work in tuple(self._unmarked.values()) if not work.unmarked and work.landed()]
+        for work in landed:
+            self._unmarked.pop(id(work), None)
         return next((doubt for doubt in doubts if doubt is not None), None)
 
     def __len__(self) -> int:
@@ -91,5 +89,5 @@ class InFlight:
 
     def _pending(self) -> list[Pending]:
         with self._lock:
-            queues = [*self._by_stream.values(), deque(self._unmarked)]
+            queues = [*self._by_stream.values(), deque(self._unmarked.values())]
             return [work for queue in queues for work in tuple(queue)]

@@ -14,7 +14,7 @@ import signal
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import count
 from typing import TypeVar
 
@@ -114,24 +114,29 @@ def _signals_put_off() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {number: handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))}
     came: list[int] = []
-    for number in handlers:
-        signal.signal(number, lambda number, _frame: came.append(number))
-    try:
+    with ExitStack() as at_the_end:  # all of it, whatever a handler raises on the way
+        at_the_end.callback(_raise_signals, came)
+        for number in signal.valid_signals():
+            handler = signal.getsignal(number)
+            if callable(handler):
+                at_the_end.callback(signal.signal, number, handler)
+                signal.signal(number, lambda number, _frame: came.append(number))
         yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for missed in came:
-            signal.raise_signal(missed)
+
+
+def _raise_signals(numbers: Sequence[int]) -> None:
+    with ExitStack() as each:  # the others too where the handler of one raises
+        for number in reversed(numbers):
+            each.callback(signal.raise_signal, number)
 
 
 class _CollectionsPutOff(AbstractContextManager[None]):
     """Within it, in whatever thread, the garbage collector does not start by itself."""
 
     def __init__(self) -> None:
-        self._lock, self._within, self._was_enabled = threading.Lock(), 0, False
+        # May be taken again: a collection may start before it is put off, and a finalizer swap.
+        self._lock, self._within, self._was_enabled = threading.RLock(), 0, False
 
     def __enter__(self) -> None:
         with self._lock:
@@ -163,7 +168,7 @@ class SimulatedDriver(Driver):
         hang_seconds: how long a synchronize that nothing can bring about waits for another thread to open
             a latch, before it raises SimulatedHang.
         has_batch: whether it has cuMemcpyBatchAsync, which drivers before CUDA 12.8 have not.
-        ring_slot_bytes: what one of a ring's two slots holds; a short one turns often.
+        ring_slot_bytes: what one of a ring's three slots holds; a short one turns often.
 
     Attributes:
         calls: how often each driver function was used, by its CUDA name, failed uses included.

@@ -130,7 +130,7 @@ class Driver(ABC):
         """Make the primary context of `device` current in this thread; on exit restore what was current."""
 
     def uninterrupted(self) -> AbstractContextManager[None]:
-        """Around a stretch of entry point calls: no Python signal handler runs within."""
+        """Around a stretch of entry point calls: no Python of others runs within, by a signal or by a collection."""
         return contextlib.nullcontext()  # compiled code meets no signal handler
 
     @abstractmethod

@@ -39,7 +39,7 @@ from numba_kvswap.submit import (
 )
 from numba_kvswap.transports import Job, Submission, outcome
 
-# All multiprocessors of an H200, which has 132: the kernel must be over soon once it runs beside others.
+# Four CUDA blocks for each of an H200's 132 multiprocessors: the kernel must be over soon once it runs beside others.
 _CUDA_BLOCKS, _THREADS = 528, 256
 _BRIEF_RUNS_MAX = 4096
 # Submitted with the GIL held: some 8 calls a slot.
@@ -50,7 +50,7 @@ _BRIEF_SLOTS = 8
 class Pieces:
     """Layers that lie side by side in every host block, and so in the ring, and travel as one.
 
-    layers: of each piece, how many. words: uint64 [pieces, 4], see PIECE_HOST in submit.py.
+    words: uint64 [pieces, 4], see PIECE_HOST in submit.py.
     rows: blocks that fit one slot. offsets: where each layer's block 0 lies in a slot, and how far apart blocks are.
     """
 
@@ -89,7 +89,7 @@ def submit(job: Job) -> Submission:
     pair, plan, driver, out = job.pair, job.plan, job.pair.driver, job.direction == "out"
     tools = device_tools(driver, pair.device_cache.device)
     prepared = _prepared(pair, job.direction)
-    ring, table = tools.ring(job.direction), tools.tables.lend(max(1, plan.pairs))
+    ring, table = tools.ring(job.direction), tools.tables.lend(plan.pairs)
     job.keep(table)
     job.keep(prepared)
     failed = np.zeros(FAILED_WORDS, np.int64)

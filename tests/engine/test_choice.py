@@ -319,3 +319,16 @@ def test_every_curve_is_measured_and_everything_given_back(monkeypatch):
 def test_the_simulated_device_is_an_h200(measured):
     assert calibration.costs_of(SimulatedDriver(), 0) == h200_costs()
     assert measured == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((Plan([500], [1]),), IndexError, "id 500; expected 0 <= id <"),
+        (([1],), TypeError, "expected the host's block ids, or a Plan"),
+        ((Plan([1], [1]), "sideways"), ValueError, "direction is 'sideways'; expected 'out' or 'in'"),
+    ],
+)
+def test_what_could_not_be_swapped_is_not_explained(arguments, error, words):
+    with pytest.raises(error, match=words):
+        Rig().swapper().explain(*arguments)

@@ -247,6 +247,47 @@ def test_a_submission_meets_neither_collections_nor_signals(transport, direction
     assert_same(rig.images(), expected)
 
 
+def test_a_collection_may_start_just_before_it_is_put_off(monkeypatch):
+    rig = Rig("ring")
+    swapper, inner, disable = rig.swapper(), [], gc.disable
+
+    def collect_first():
+        if not inner:
+            inner.append(None)
+            inner.append(swapper.swap_out([9], [4]))
+        disable()
+
+    monkeypatch.setattr("numba_kvswap.driver.simulated.gc.disable", collect_first)
+    outer = []
+    thread = threading.Thread(target=lambda: outer.append(swapper.swap_out([1], [2])), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "it waits for itself"
+    outer[0].wait()
+    assert gc.isenabled()
+
+
+def test_a_handler_that_raises_keeps_no_other_from_its_signal():
+    def raises(*_arguments):
+        raise LookupError("mine")
+
+    seen = []
+    before = {
+        number: signal.signal(number, handler)
+        for number, handler in ((signal.SIGUSR1, raises), (signal.SIGUSR2, lambda *_arguments: seen.append(1)))
+    }
+    try:
+        with pytest.raises(LookupError, match="mine"), Rig("copies").driver.uninterrupted():
+            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGUSR2)
+            assert not seen
+        assert seen == [1]
+        assert signal.getsignal(signal.SIGUSR1) is raises
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_a_plan_used_twice_at_once_moves_twice(transport_or_auto):
     rig = Rig(transport_or_auto)
     plan, before = Plan(*forwards(5)), rig.images()

@@ -611,6 +611,10 @@ BUGS = [
         "while queue is None:",
         ENDS,
     ),
+    Bug(
+        "putting off collections waits for itself", _SIMULATED, "= threading.RLock(), 0", "= threading.Lock(), 0", RACES
+    ),
+    Bug("one handler that raises hides the rest", _SIMULATED, "reversed(numbers)", "numbers[:1]", RACES),
     Bug("half made events are kept", "events.py", "if self.words.size and", "if self._end and", ENDS),
     Bug(
         "work is asked twice for its mark",
@@ -622,8 +626,8 @@ BUGS = [
     Bug(
         "marked work is let go of though it runs",
         "driver/in_flight.py",
-        "if not work.unmarked and work.landed()}",
-        "if not work.unmarked}",
+        "if not work.unmarked and work.landed()]",
+        "if not work.unmarked]",
         ENDS,
     ),
     Bug(
