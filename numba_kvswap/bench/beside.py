@@ -143,11 +143,16 @@ def _window_in_parts(way: CellWay, seconds: float, work: Work) -> tuple[_Window,
 
 
 def _window(way: CellWay, seconds: float, work: Work | None) -> _Window:
-    """Swap again and again, some queued ahead; the window is from one landing to another."""
+    """Swap again and again, some queued ahead; the window is from one landing to another, and longer than asked for
+    where no iteration of the work fits into it."""
     queued = deque(way.put() for _ in range(_QUEUED_AHEAD))
     queued.popleft()()
     mark, start, landed = work.mark() if work else None, perf_counter(), 0
-    while perf_counter() - start < seconds or not landed:
+    while True:
+        if landed and perf_counter() - start >= seconds:
+            if work is None or work.has_iteration(mark):
+                break
+            sleep(1e-3)  # or the thread that feeds the work never gets the GIL
         queued.append(way.put())
         queued.popleft()()
         landed += 1

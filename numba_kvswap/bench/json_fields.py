@@ -15,6 +15,8 @@ def from_plain(kind: type[_T], value: object, where: str = "the report") -> _T:
     """`value`, as json.loads gives it, as a `kind`: a dataclass, whose fields may be dataclasses, sequences, mappings
     by string, optional, literals and plain values.
 
+    Fields with a default may be missing, as an earlier version's file lacks those that came later.
+
     Raises ValueError that names the place: fields that are missing or unknown, values of another type.
     """
     return _read(kind, value, where)  # type: ignore[no-any-return]
@@ -46,11 +48,13 @@ def _read_generic(kind: Any, value: Any, where: str) -> Any:
 
 def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
     _checked(isinstance(value, dict), value, where, "an object")
-    names = [field.name for field in dataclasses.fields(kind)]
-    if wrong := sorted(set(names) ^ set(value)):
+    fields = dataclasses.fields(kind)
+    names = {field.name for field in fields}
+    needed = {field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING}
+    if wrong := sorted((set(value) - names) | (needed - set(value))):
         raise ValueError(f"{where} has fields {sorted(value)}; expected {sorted(names)}: see {', '.join(wrong)}")
     hints = _hints(kind)
-    return kind(**{name: _read(hints[name], value[name], f"{where}.{name}") for name in names})
+    return kind(**{name: _read(hints[name], one, f"{where}.{name}") for name, one in value.items()})
 
 
 @lru_cache(maxsize=64)

@@ -30,6 +30,7 @@ def bench(engine: str, what: What, minutes: float, repeats: int, calls: int, kee
     """
     driver, axes = _driver_named(engine)
     report = BenchReport(engine, machine(driver), versions())
+    _say_if_simulated(engine, say)
     if what in ("all", "host-time"):
         measured = measure_host_time(engine, repeats, calls)
         report = replace(report, host_time=measured.to_plain())
@@ -54,10 +55,16 @@ def bench_beside(engine: str, work: WorkName, window_s: float, keep: Keep, say: 
     """Swaps beside other work; the table goes to `say`. Raises what `measure_beside` raises."""
     driver, axes = _driver_named(engine)
     report = BenchReport(engine, machine(driver), versions())
+    _say_if_simulated(engine, say)
     with driver.activate(0):
         beside = measure_beside(driver, axes, work, window_s, keep=lambda so_far: keep(replace(report, beside=so_far)))
     keep(replace(report, beside=beside))
     say(beside.table())
+
+
+def _say_if_simulated(engine: str, say: Say) -> None:
+    if engine == "simulated":
+        say("note      times on the simulated device, and what is judged by them, say that bench works and no more")
 
 
 def _driver_named(engine: str) -> tuple[Driver, Axes]:

@@ -20,6 +20,9 @@ WorkName = Literal["gemm", "hbm", "python"]
 
 _GEMM_SIDE = 8192
 _HBM_BYTES = 1 << 30
+# The first iteration that ends after a mark began before it, and of some that ended before it the thread that waits for
+# them may not know yet.
+_PERHAPS_BEFORE = 3
 # Launches queued ahead: enough that the device never waits for this thread to get the GIL.
 _QUEUED_AHEAD = 20
 
@@ -39,7 +42,10 @@ class Work(Protocol):
     ) -> None: ...
 
     def mark(self) -> Any:
-        """A moment, for `iteration_s`."""
+        """A moment, for the two below."""
+
+    def has_iteration(self, since: Any) -> bool:
+        """Whether an iteration has begun and ended since the mark. Raises what the work raised."""
 
     def iteration_s(self, since: Any) -> float:
         """Seconds an iteration took from the mark until now. Waits until there is one. Raises what the work raised."""
@@ -57,21 +63,23 @@ class QueuedWork:
         self._driver, self._launch = driver, launch
         self._stop = False
         self._failure: BaseException | None = None
-        self._launched = 0
         #: Seconds of the iterations that ended, in order.
         self._seconds: list[float] = []
         self._thread: threading.Thread | None = None
 
     def mark(self) -> int:
-        """What is launched from now on counts: what was queued before may have run before."""
-        return self._launched
+        """How many have ended. What was launched before and runs later counts: it runs beside what is measured."""
+        return len(self._seconds)
+
+    def has_iteration(self, since: int) -> bool:
+        self._raise_failure()
+        return len(self._seconds) > since + _PERHAPS_BEFORE
 
     def iteration_s(self, since: int) -> float:
-        """The median device time of the iterations launched since and ended by now."""
-        while len(self._seconds) <= since:
-            self._raise_failure()
+        """The median device time of the iterations that began since and ended by now."""
+        while not self.has_iteration(since):
             sleep(1e-3)
-        return median(self._seconds[since:])
+        return median(self._seconds[since + _PERHAPS_BEFORE :])
 
     def _feed(self) -> None:
         try:
@@ -90,7 +98,6 @@ class QueuedWork:
         while not self._stop:
             self._launch(stream)
             queued.append(self._marked(stream))
-            self._launched += 1
             if len(queued) > _QUEUED_AHEAD:
                 before = queued.popleft()
                 queued[0].synchronize()
@@ -136,6 +143,10 @@ class PythonWork(BusyThread):
 
     def mark(self) -> tuple[int, float]:
         return self.spins, perf_counter()
+
+    def has_iteration(self, since: tuple[int, float]) -> bool:
+        """Yes: a turn is short, and how soon this thread lets go of the GIL for one is part of what is measured."""
+        return True
 
     def iteration_s(self, since: tuple[int, float]) -> float:
         spins, start = since

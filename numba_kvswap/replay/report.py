@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from numba_kvswap.text_table import aligned
@@ -114,11 +114,18 @@ class ReplayReport:
             ("blocks verified", _count(self.blocks_verified)),
             ("mismatches", _count(self.mismatches)),
             ("seconds", f"{self.seconds:.3f}"),
+            *(("note", words) for words in self._notes()),
         ]
         name_width = max(len(name) for name, *_ in [*rows, *facts])
         lines = [f"{name:<{name_width}}  {value}" for name, value in facts]
         padded = [(name.ljust(name_width), *cells) for name, *cells in rows]
         return "\n".join([*lines, "", *aligned(padded, left_columns=1)])
+
+    def _notes(self) -> Iterator[str]:
+        if not self.bytes_out + self.bytes_in:
+            yield "nothing was swapped: the device held all of it; lower --device-blocks, or take more requests"
+        if self.engine == "simulated":
+            yield "seconds on the simulated device mean nothing; compiling what runs on it is among them"
 
     def _slots_in_words(self) -> str:
         headroom = self.host_headroom_percent

@@ -117,24 +117,58 @@ def test_sparing_compute_is_held_to_both_of_its_bars(to_link, slowdown, word):
     assert "must show" not in made_up("hbm", *ways).table()
 
 
-def test_only_what_was_launched_since_the_mark_counts():
+def test_only_what_ran_since_the_mark_counts():
+    """However long before it was launched."""
     driver = SimulatedDriver()
     gate = threading.Semaphore(60)
 
     def launch(stream):
         gate.acquire()
 
-    with driver.activate(0), QueuedWork(driver, "a wait", launch) as work:
-        while work.mark() < 60:
+    def ended(count):
+        while len(work._seconds) < count:
             time.sleep(1e-3)
-        mark = work.mark()
-        assert len(work._seconds) < mark
-        gate.release(100)
-        assert work.iteration_s(mark) > 0
-        assert len(work._seconds) > mark
-        work._stop = True
-        gate.release(100)
+        return len(work._seconds)
+
+    with driver.activate(0), QueuedWork(driver, "a wait", launch) as work:
+        try:
+            assert ended(41) == 41, "the others are queued ahead"
+            mark = work.mark()
+            assert mark == 41
+            gate.release(3)
+            assert ended(44) == 44
+            assert not work.has_iteration(mark), "they may have begun before it"
+            gate.release(1)
+            assert ended(45) == 45
+            assert work.has_iteration(mark)
+            assert work.iteration_s(mark) == work._seconds[44]
+        finally:
+            work._stop = True
+            gate.release(100)
     assert driver.live_streams() == 0
+
+
+def test_a_window_goes_on_until_an_iteration_of_the_work_fits_into_it():
+    class Way:
+        puts = 0
+
+        def put(self):
+            self.puts += 1
+            return lambda: None
+
+    class SlowWork:
+        def mark(self):
+            return 0
+
+        def has_iteration(self, since):
+            return way.puts > 50
+
+        def iteration_s(self, since):
+            assert way.puts > 50, "no swap ran beside it any more"
+            return 1.0
+
+    way = Way()
+    assert beside._window(way, 0.0, SlowWork()).iteration_s == 1.0
 
 
 def test_work_that_fails_is_told_to_whoever_asks_and_ends():

@@ -811,6 +811,20 @@ BUGS = [
     ),
     Bug("the choice is its own rival", "bench/choice_report.py", "if row.way in FIXED)", "if True)", MATRIX),
     Bug("noise is a lag", "bench/choice_report.py", " and self.auto_us - self.best_us >= NOISE_US", "", MATRIX),
+    Bug(
+        "iterations from before the mark count",
+        "bench/works.py",
+        "_seconds[since + _PERHAPS_BEFORE :]",
+        "_seconds",
+        BESIDE,
+    ),
+    Bug(
+        "slow work is timed after the swaps",
+        "bench/beside.py",
+        "if work is None or work.has_iteration(mark):",
+        "if True:",
+        BESIDE,
+    ),
     Bug("bench times a pool that loses blocks", "bench/pool_time.py", "if fault:", "if False:", POOL_TIME),
     Bug(
         "sparing compute slows the GEMM", "bench/beside_report.py", " and row.slowdown <= SLOWDOWN_MAX\n", "\n", BESIDE

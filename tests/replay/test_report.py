@@ -1,6 +1,7 @@
 """The replay's report: the JSON fields that others compare, and the table that people read."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -116,3 +117,14 @@ def test_the_links_rate_over_the_same_bytes_weighs_both_ways():
     assert report.link_gb_per_s == 0.0
     report.link_gb_per_s_out, report.link_gb_per_s_in = 4.0, 1.0
     assert report.link_gb_per_s == pytest.approx(5 / (4 / 4 + 1 / 1))
+
+
+def test_a_replay_that_swapped_nothing_says_so_and_what_to_do():
+    assert "nothing was swapped" not in example().table()
+    nothing = replace(example(), bytes_out=0, bytes_in=0)
+    assert "nothing was swapped: the device held all of it; lower --device-blocks" in nothing.table()
+
+
+def test_seconds_of_the_simulated_device_are_told_to_mean_nothing():
+    assert "seconds on the simulated device mean nothing" in example().table()
+    assert "mean nothing" not in replace(example(), engine="cuda").table()
