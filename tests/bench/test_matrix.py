@@ -132,10 +132,11 @@ class Spills(Swapper):
 class Tires(Swapper):
     """Is right once, and wrong from then on."""
 
-    def checked_plan(self, direction, device_ids, host_ids=None, **options):
-        plan = super().checked_plan(direction, device_ids, host_ids, **options)
+    def submit(self, direction, plan, stream=None):
         self.swaps = getattr(self, "swaps", 0) + 1
-        return plan if self.swaps == 1 else Plan([*plan.source_ids, 0], [*plan.target_ids, 0])
+        if self.swaps > 1:
+            plan = Plan([*plan.source_ids, 0], [*plan.target_ids, 0])
+        return super().submit(direction, plan, stream)
 
 
 class Fails(Swapper):

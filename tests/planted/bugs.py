@@ -874,5 +874,5 @@ ALWAYS = (
     "the last batch is not put on the stream",
     "a kernel loses the tail",
     "the ids of a waiting swap are lent again",
-    "the ring's copies are not joined",
+    "the ring is not joined",
 )
