@@ -12,12 +12,13 @@ from tqdm import tqdm
 
 from numba_kvswap.bench.arena import Arena, PlacedSwap
 from numba_kvswap.bench.beside_report import BesideReport, BesideRow
-from numba_kvswap.bench.cell_ways import CellWay
+from numba_kvswap.bench.cell_ways import CellWay, Wait
 from numba_kvswap.bench.cells import Axes, Cell
 from numba_kvswap.bench.matrix import compiled_loop, right_ways, two_streams
 from numba_kvswap.bench.matrix_report import Fault, Missing
 from numba_kvswap.bench.works import Work, WorkName, work_named
 from numba_kvswap.driver import Driver
+from numba_kvswap.events import Event
 from numba_kvswap.link import Link, LinkProbe
 
 _LINK_TAKES = 5
@@ -67,7 +68,8 @@ def measure_beside(
             ways, wrong, absent = right_ways(placed, loop, streams[:1], favors=True)
             missing.update(absent.items())
             try:
-                found = _cell_rows(index, cell, link, ways, lambda: work_named(name, driver), window_s)
+                swaps = [_Swaps(driver, way, streams[0]) for way in ways]
+                found = _cell_rows(index, cell, link, swaps, lambda: work_named(name, driver), window_s)
                 fault = placed.fault() if ways else ""
             except Exception as error:  # a cell that fails must not take the others' figures along
                 found, fault = [], f"{type(error).__name__}: {error}"
@@ -87,6 +89,21 @@ def _measured_link(driver: Driver, axes: Axes) -> Link:
 
 
 @dataclass(frozen=True)
+class _Swaps:
+    """A way, and the stream that it puts its swaps on."""
+
+    driver: Driver
+    way: CellWay
+    stream: int
+
+    def put(self) -> tuple[Wait, Event]:
+        """One more swap; what waits for it, and what the device will record at its end."""
+        wait, landed = self.way.put(), Event(self.driver)
+        landed.record(self.stream)
+        return wait, landed
+
+
+@dataclass(frozen=True)
 class _Window:
     """Swaps that landed, in how many seconds, and the work's seconds an iteration meanwhile."""
 
@@ -96,22 +113,22 @@ class _Window:
 
 
 def _cell_rows(
-    index: int, cell: Cell, link: Link, ways: Sequence[CellWay], make_work: Callable[[], Work], window_s: float
+    index: int, cell: Cell, link: Link, ways: Sequence[_Swaps], make_work: Callable[[], Work], window_s: float
 ) -> list[BesideRow]:
-    alone = [_window(way, window_s, None) for way in ways]
+    alone = [_window(swaps, window_s, None) for swaps in ways]
     with make_work() as work:
-        beside = [_window_in_parts(way, window_s, work) for way in ways]
+        beside = [_window_in_parts(swaps, window_s, work) for swaps in ways]
     rows = []
     of_link = link.gb_per_s(cell.direction)
     assert of_link is not None
-    for way, before, (now, work_alone_s) in zip(ways, alone, beside, strict=True):
+    for swaps, before, (now, work_alone_s) in zip(ways, alone, beside, strict=True):
         assert now.iteration_s is not None
         alone_gb_per_s, gb_per_s = (cell.bytes * one.landed / one.seconds / 1e9 for one in (before, now))
         rows.append(
             BesideRow(
                 cell=index,
-                way=way.name,
-                chosen=way.chosen,
+                way=swaps.way.name,
+                chosen=swaps.way.chosen,
                 work_alone_s=work_alone_s,
                 work_beside_s=now.iteration_s,
                 slowdown=now.iteration_s / work_alone_s,
@@ -130,34 +147,40 @@ def _work_alone_s(work: Work, seconds: float) -> float:
     return work.iteration_s(mark)
 
 
-def _window_in_parts(way: CellWay, seconds: float, work: Work) -> tuple[_Window, float]:
+def _window_in_parts(swaps: _Swaps, seconds: float, work: Work) -> tuple[_Window, float]:
     """All that landed in parts of a window; and the work's seconds an iteration before, between and after them."""
     part_s = seconds / _PARTS
     parts, alone_s = [], [_work_alone_s(work, part_s)]
     for _ in range(_PARTS):
-        parts.append(_window(way, part_s, work))
+        parts.append(_window(swaps, part_s, work))
         alone_s.append(_work_alone_s(work, part_s))
     landed, took_s = sum(part.landed for part in parts), sum(part.seconds for part in parts)
     iterations_s = [part.iteration_s for part in parts if part.iteration_s is not None]
     return _Window(landed, took_s, median(iterations_s)), median(alone_s)
 
 
-def _window(way: CellWay, seconds: float, work: Work | None) -> _Window:
+def _window(swaps: _Swaps, seconds: float, work: Work | None) -> _Window:
     """Swap again and again, some queued ahead; the window is from one landing to another, and longer than asked for
-    where no iteration of the work fits into it."""
-    queued = deque(way.put() for _ in range(_QUEUED_AHEAD))
-    queued.popleft()()
-    mark, start, landed = work.mark() if work else None, perf_counter(), 0
+    where no iteration of the work fits into it.
+
+    By the device's clock: this thread hears of a landing when the one that feeds the work lets it, milliseconds late.
+    """
+    queued = deque(swaps.put() for _ in range(_QUEUED_AHEAD))
+    wait, first = queued.popleft()
+    wait()
+    mark, start, landed, last = work.mark() if work else None, perf_counter(), 0, first
     while True:
         if landed and perf_counter() - start >= seconds:
             if work is None or work.has_iteration(mark):
                 break
             sleep(1e-3)  # or the thread that feeds the work never gets the GIL
-        queued.append(way.put())
-        queued.popleft()()
+        queued.append(swaps.put())
+        wait, last = queued.popleft()
+        wait()
         landed += 1
-    took_s = perf_counter() - start
+    last.synchronize()  # which comes right after the swap, and may not be over yet
+    took_s = last.seconds_since(first)
     iteration_s = work.iteration_s(mark) if work else None
-    for wait in queued:
+    for wait, _landed in queued:
         wait()
     return _Window(landed, took_s, iteration_s)

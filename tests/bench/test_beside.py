@@ -148,14 +148,18 @@ def test_only_what_ran_since_the_mark_counts():
     assert driver.live_streams() == 0
 
 
+class NoSwaps:
+    """A way that moves nothing, and of whose landings one hears late."""
+
+    def __init__(self, late_s=0.0):
+        self.puts, self._late_s = 0, late_s
+
+    def put(self):
+        self.puts += 1
+        return lambda: time.sleep(self._late_s)
+
+
 def test_a_window_goes_on_until_an_iteration_of_the_work_fits_into_it():
-    class Way:
-        puts = 0
-
-        def put(self):
-            self.puts += 1
-            return lambda: None
-
     class SlowWork:
         def mark(self):
             return 0
@@ -167,8 +171,17 @@ def test_a_window_goes_on_until_an_iteration_of_the_work_fits_into_it():
             assert way.puts > 50, "no swap ran beside it any more"
             return 1.0
 
-    way = Way()
-    assert beside._window(way, 0.0, SlowWork()).iteration_s == 1.0
+    driver, way = SimulatedDriver(), NoSwaps()
+    with driver.activate(0):
+        assert beside._window(beside._Swaps(driver, way, 0), 0.0, SlowWork()).iteration_s == 1.0
+
+
+def test_a_window_lasts_from_landing_to_landing_however_late_one_hears_of_them():
+    driver = SimulatedDriver(schedule=b"\x01" * 1000)  # what is put there runs at once
+    with driver.activate(0):
+        window = beside._window(beside._Swaps(driver, NoSwaps(late_s=0.05), 0), 0.0, None)
+    assert window.landed == 1
+    assert window.seconds < 0.02
 
 
 def test_work_that_fails_is_told_to_whoever_asks_and_ends():

@@ -825,6 +825,13 @@ BUGS = [
         "if True:",
         BESIDE,
     ),
+    Bug(
+        "a window ends when this thread hears of it",
+        "bench/beside.py",
+        "took_s = last.seconds_since(first)",
+        "took_s = perf_counter() - start",
+        BESIDE,
+    ),
     Bug("bench times a pool that loses blocks", "bench/pool_time.py", "if fault:", "if False:", POOL_TIME),
     Bug(
         "sparing compute slows the GEMM", "bench/beside_report.py", " and row.slowdown <= SLOWDOWN_MAX\n", "\n", BESIDE
