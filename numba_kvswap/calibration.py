@@ -18,7 +18,7 @@ import numpy as np
 from numba_kvswap import __version__, disk_cache
 from numba_kvswap.cache_pair import Direction
 from numba_kvswap.caches import DeviceCache, HostCache
-from numba_kvswap.costs import CURVES, MODELLED, Costs, Curve, h200_costs
+from numba_kvswap.costs import CURVES, Costs, Curve, h200_costs
 from numba_kvswap.device_tools import device_tools
 from numba_kvswap.driver import Driver, KVSwapDriverError
 from numba_kvswap.host_memory import pinned_memory
@@ -130,7 +130,7 @@ def measured(driver: Driver, device: int) -> Costs:
     facts = driver.describe()
     with _arena(driver, device) as arena:
         out, in_ = ({name: arena.curve(name, way) for name in CURVES} for way in _WAYS)
-        both_ways = {name: arena.both_ways(name) for name in MODELLED}
+        both_ways = {name: arena.both_ways(name) for name in CURVES if name != "rows"}
     both_ways["rows"] = both_ways["copies"]
     return Costs(f"{facts.get('device_name')}, measured", out, in_, both_ways)
 

@@ -20,11 +20,15 @@ from numba_kvswap.transports.named import transport_named
 Favor = Literal["swap", "compute"]
 # A kernel that reaches host memory holds multiprocessors for as long as the link takes; beside a GEMM that needs all of
 # them it made that 1.1 to 3.8 times as slow (docs/notes.md).
-_BUSY_WITH_THE_LINK = ("kernel",)
-# How much longer each takes beside kernels that fill the device, which is when favor="compute" is asked for. Of the
-# ring one kernel waits for one of those to end while no copies go on, the first one out, the last one in: a bf16 8192^3
-# GEMM takes an H200 1.65 ms. Swaps of 1 GiB took 1.9 to 3.5 ms longer than the link's 19.4 beside it.
-_WAITS_BESIDE_KERNELS_S: Mapping[str, float] = {"ring": 1.65e-3}
+_AGAINST: Mapping[Favor, tuple[str, str]] = {
+    "compute": ("kernel", "it keeps multiprocessors busy"),
+    "swap": ("split", "it gains beside other kernels alone"),
+}
+# Beside kernels that fill the device, which is when favor="compute" is asked for, one kernel of the ring waits for one
+# of those to end while no copies go on, the first one out, the last one in: a bf16 8192^3 GEMM takes an H200 1.65 ms.
+# And who launches them takes the driver from who submits a batch: 1 GiB in copies of 32 KiB took 25 ms instead of 19.6.
+_WAIT_BESIDE_KERNELS_S = 1.65e-3
+_TIMES_BESIDE_KERNELS: Mapping[str, float] = {"batch": 1.3}
 _KNOWN_MAX = 4096
 
 
@@ -66,10 +70,10 @@ class Chooser:
         self._why_not = {name: _why_not(name, pair) for name in MODELLED}
         # Each new pair asking again would cost each an allocation that fails; one told to use the ring does ask again.
         why_no_ring = device_tools(pair.driver, pair.device_cache.device).why_no_ring
-        self._why_not["ring"] = self._why_not["ring"] or why_no_ring
-        if favor == "compute":
-            for name in _BUSY_WITH_THE_LINK:
-                self._why_not[name] = self._why_not[name] or "it keeps multiprocessors busy, and favor is 'compute'"
+        for name in ("ring", "split"):
+            self._why_not[name] = self._why_not[name] or why_no_ring
+        name, why = _AGAINST[favor]
+        self._why_not[name] = self._why_not[name] or f"{why}, and favor is {favor!r}"
         self._set_usable()
 
     def choose(self, plan: Plan, direction: Direction, *, both_ways: bool = False) -> str:
@@ -90,9 +94,12 @@ class Chooser:
 
     def _model(self, direction: Direction, both_ways: bool) -> CostModel:
         if (direction, both_ways) not in self._models:
-            times = {name: self._costs.both_ways[name] if both_ways else 1.0 for name in CURVES}
-            waits_s = _WAITS_BESIDE_KERNELS_S if self._favor == "compute" else {}
-            self._models[direction, both_ways] = CostModel(self._costs, self._pair, direction, times, waits_s)
+            times = dict(self._costs.both_ways) if both_ways else dict.fromkeys(CURVES, 1.0)
+            wait_s = 0.0
+            if self._favor == "compute":
+                wait_s = _WAIT_BESIDE_KERNELS_S
+                times |= {name: times[name] * longer for name, longer in _TIMES_BESIDE_KERNELS.items()}
+            self._models[direction, both_ways] = CostModel(self._costs, self._pair, direction, times, wait_s)
         return self._models[direction, both_ways]
 
     def exclude(self, name: str, why: str) -> bool:

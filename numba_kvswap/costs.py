@@ -2,7 +2,8 @@
 
 The model: a transport takes a fixed time a swap, and a time a piece that depends on the piece's bytes alone. A piece
 is, of `copies`, a copy, or a row where it makes 2-D copies; of `batch`, a copy; of `kernel`, a block in one layer; of
-`ring`, an engine copy between ring and host. Costs between the measured sizes are read off a straight
+`ring`, an engine copy between ring and host. `split` is some blocks by the one and the rest by the other, one after the
+other but for what the ring waits. Costs between the measured sizes are read off a straight
 line in the logarithms of both; below the smallest a piece costs as much as that, beyond the largest as much a byte.
 """
 
@@ -34,8 +35,12 @@ Seconds = npt.NDArray[np.float64]
 #: The curves a machine has, in the order in which the model holds them. "rows" are those of 2-D copies.
 CURVES = ("copies", "batch", "kernel", "ring", "rows")
 COPIES, BATCH, KERNEL, RING, ROWS = range(5)
-#: The transports among them: those the model knows.
-MODELLED = CURVES[:4]
+#: The transports that the model knows, in its order.
+MODELLED = (*CURVES[:4], "split")
+SPLIT = 4
+# A kernel is taken where it is expected to be later than another by no more than this, and than this part: the fixed
+# costs that decide short swaps vary by as much from one moment to the next, its own, the fewest calls, the least.
+_TIE_S, _TIE_PART = 20e-6, 0.1
 # Points of a curve that is resampled for the compiled model: one a power of two, from 1 byte to 2 GiB.
 _POWERS = 32
 # So many runs are sorted in tens of microseconds, which is no reason to give up the GIL.
@@ -124,15 +129,13 @@ class CostModel:
         costs: Costs,
         pair: CachePair,
         direction: Direction,
-        times: Mapping[str, float] | None = None,
-        waits_s: Mapping[str, float] = MappingProxyType({}),
+        times: Mapping[str, float] = MappingProxyType({}),
+        wait_s: float = 0.0,
     ) -> None:
-        """times: of each of CURVES, how many times as long its pieces take as they do with nothing beside them.
-        waits_s: of some of them, seconds that a swap waits besides."""
-        fixed, self._pieces = costs.tables[direction]
-        self._fixed = fixed + np.array([waits_s.get(name, 0.0) for name in CURVES])
-        if times is not None:
-            self._pieces = self._pieces * np.array([[times[name]] for name in CURVES])
+        """times: of some of CURVES, how many times as long a piece takes as it does with nothing beside the swap.
+        wait_s: how long a kernel waits for others to end."""
+        self._fixed, pieces = costs.tables[direction]
+        self._pieces, self._wait_s = pieces * np.array([[times.get(name, 1.0)] for name in CURVES]), wait_s
         groups, host_is_target = pair.groups, direction == "out"
         dense = (groups.device[:, 1] == groups.block_bytes) & (groups.host[:, 1] == groups.block_bytes)
         pitches = np.maximum(groups.device[:, 1], groups.host[:, 1])
@@ -140,7 +143,7 @@ class CostModel:
         slot_bytes = pair.driver.ring_slot_bytes
         ring = pieces_of(pair.host_cache.layers, slot_bytes)
         self._ring = _counted([ring.words[:, PIECE_STRIDE], ring.words[:, PIECE_BYTES]])
-        self._slot_rows = ring.rows
+        self._slot_rows, self._batched_blocks = ring.rows, pair.driver.batched_bytes // pair.block_bytes
         self._host_is_target = host_is_target
         self._as_it_is: Ids = np.empty(0, np.int64)
 
@@ -149,7 +152,8 @@ class CostModel:
         return _expected(*self._arguments(plan))
 
     def soonest(self, plan: Plan, usable: npt.NDArray[np.bool_]) -> int:
-        """The index, among those that are usable, of the transport that is expected to be done first."""
+        """The index, among those that are usable, of the transport that is expected to be done first; where the kernel
+        is expected next to as soon, its."""
         return _soonest(usable, *self._arguments(plan))
 
     def _arguments(self, plan: Plan) -> tuple[Any, ...]:
@@ -158,7 +162,8 @@ class CostModel:
             host = plan.run_source
             if host.size > 1:
                 order = (order_of_briefly if host.size <= _BRIEF_RUNS_MAX else order_of)(host)
-        return host, plan.run_blocks, order, self._groups, self._ring, self._slot_rows, self._fixed, self._pieces
+        rows = self._slot_rows, self._batched_blocks
+        return host, plan.run_blocks, order, self._groups, self._ring, *rows, self._wait_s, self._fixed, self._pieces
 
 
 def _counted(columns: Sequence[npt.NDArray[Any]]) -> Integers:
@@ -176,14 +181,20 @@ def _soonest_nogil(
     groups: Integers,
     ring: Integers,
     slot_rows: int,
+    batched_blocks: int,
+    wait_s: float,
     fixed: Seconds,
     pieces: Seconds,
 ) -> int:
-    expected = _expected_nogil(run_host, run_blocks, order, groups, ring, slot_rows, fixed, pieces)
+    expected = _expected_nogil(
+        run_host, run_blocks, order, groups, ring, slot_rows, batched_blocks, wait_s, fixed, pieces
+    )
     soonest = -1
     for index in range(expected.size):
         if usable[index] and (soonest < 0 or expected[index] < expected[soonest]):
             soonest = index
+    if usable[KERNEL] and expected[KERNEL] <= expected[soonest] + min(_TIE_S, _TIE_PART * expected[soonest]):
+        return KERNEL
     return soonest
 
 
@@ -195,12 +206,15 @@ def _expected_nogil(
     groups: Integers,
     ring: Integers,
     slot_rows: int,
+    batched_blocks: int,
+    wait_s: float,
     fixed: Seconds,
     pieces: Seconds,
 ) -> Seconds:
     """order: the runs by ascending host block; empty where they are so already. groups: [kinds, 5], layers, block
     bytes, whether blocks are dense on both sides, whether their distances fit a 2-D copy, how many such groups there
-    are. ring: [kinds, 3], distance and bytes of a piece's rows on the host, how many such pieces there are."""
+    are. ring: [kinds, 3], distance and bytes of a piece's rows on the host, how many such pieces there are.
+    batched_blocks: how many a split swap leaves to batches. wait_s: see CostModel."""
     runs, blocks, stretches = run_blocks.size, 0, 0
     end = np.int64(-1)
     for i in range(runs):
@@ -208,7 +222,8 @@ def _expected_nogil(
         stretches += run_host[run] != end
         end = run_host[run] + run_blocks[run]
         blocks += run_blocks[run]
-    expected = fixed[: RING + 1].copy()
+    expected = np.empty(SPLIT + 1)
+    expected[: RING + 1], expected[SPLIT] = fixed[: RING + 1], fixed[RING]
     if blocks == 0:
         return expected
     run_length = blocks / runs
@@ -231,6 +246,10 @@ def _expected_nogil(
         # Slots cut stretches too.
         copies = min(float(blocks), stretches + blocks / max(1, slot_rows)) if stride == size else float(blocks)
         expected[RING] += count * copies * _cost(pieces[RING], blocks / copies * size)
+    part = min(1.0, batched_blocks / blocks)
+    by_batches, by_ring = part * (expected[BATCH] - fixed[BATCH]), (1.0 - part) * (expected[RING] - fixed[RING])
+    expected[SPLIT] += max(wait_s, by_batches) + by_ring if by_ring else by_batches
+    expected[RING] += wait_s
     return expected
 
 

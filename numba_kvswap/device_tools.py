@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from contextlib import ExitStack
 from functools import cached_property
 
 import numpy as np
@@ -19,6 +20,7 @@ from numba_kvswap.submit import (
     EMPTIED,
     FILLED,
     RING_ADDRESS,
+    RING_BATCHES,
     RING_COPIES,
     RING_JOIN,
     RING_KERNELS,
@@ -133,7 +135,8 @@ class DeviceTools:
 
 
 class Ring:
-    """Slots in device memory and the two streams that work on them: one for kernels, one for engine copies.
+    """Slots in device memory and the two streams that work on them, one for kernels, one for engine copies; and a
+    third one, for what goes by batches beside the ring.
 
     Attributes: `words`, `slots` and `chunks_before`, as submit.py takes them; `lock`, held while a transfer is put on
     the ring.
@@ -153,9 +156,9 @@ class Ring:
         self.words: Words = np.zeros(RING_WORDS, np.uint64)
         self.words[RING_SLOT_BYTES], self.words[RING_ADDRESS] = slot_bytes, self._memory.address
         self.words[RING_JOIN] = join
-        self.words[RING_KERNELS] = driver.stream_create(urgent=True)
-        try:
-            self.words[RING_COPIES] = driver.stream_create()
-        except KVSwapDriverError:
-            driver.stream_destroy(int(self.words[RING_KERNELS]))
-            raise
+        with ExitStack() as made:
+            for word in (RING_KERNELS, RING_COPIES, RING_BATCHES):
+                stream = driver.stream_create(urgent=word == RING_KERNELS)
+                made.callback(driver.stream_destroy, stream)
+                self.words[word] = stream
+            made.pop_all()

@@ -35,10 +35,10 @@ BATCH_COPIES = 512
 _SOURCE_IN_STREAM_ORDER, _OVERLAP_WITH_COMPUTE = 1, 1
 #: Columns of `pieces`: where a ring's rows lie on the host, how far apart, how long they are, where in a slot they lie.
 PIECE_HOST, PIECE_STRIDE, PIECE_BYTES, PIECE_OFFSET = range(4)
-#: Words of `ring`: its two streams, how many bytes a slot has, the first one's address, rows that fit one, an event to
-#: join streams.
-RING_KERNELS, RING_COPIES, RING_SLOT_BYTES, RING_ADDRESS, RING_ROWS, RING_JOIN = range(6)
-RING_WORDS = 6
+#: Words of `ring`: its streams for kernels, for copies, and for batches beside it, how many bytes a slot has, the first
+#: one's address, rows that fit one, an event to join streams.
+RING_KERNELS, RING_COPIES, RING_BATCHES, RING_SLOT_BYTES, RING_ADDRESS, RING_ROWS, RING_JOIN = range(7)
+RING_WORDS = 7
 #: Columns of a ring's `slots`, which are events.
 FILLED, EMPTIED = 0, 1
 
@@ -572,29 +572,112 @@ def ring_over_runs(
     status = _begin(entry_points, stream, events, failed)
     if status != 0:
         return status
-    # The ids are read by kernels, so theirs is the first stream of either way.
-    status = _wait(entry_points, ring[RING_KERNELS], events[0], failed)
+    status = _ring_chunks(
+        entry_points,
+        events,
+        out,
+        ring,
+        slots,
+        chunks_before,
+        launch,
+        pieces,
+        host_cuts,
+        order,
+        run_device,
+        run_host,
+        run_blocks,
+        table,
+        table_at,
+        upload,
+        failed,
+    )
+    _end_ring(entry_points, stream, events, out, ring, status, failed)
+    return status
+
+
+@compiled
+def split_over_runs(
+    entry_points: Words,
+    stream: np.uint64,
+    events: Words,
+    out: bool,
+    ring: Words,
+    slots: Words,
+    chunks_before: Integers,
+    launch: Words,
+    pieces: Words,
+    host_cuts: Ids,
+    order: Ids,
+    run_device: Ids,
+    run_host: Ids,
+    run_blocks: Ids,
+    table: Words,
+    table_at: np.uint64,
+    upload: bool,
+    batch_source: Ids,
+    batch_target: Ids,
+    batch_blocks: Ids,
+    source: Words,
+    target: Words,
+    block_bytes: Words,
+    blocks_first: bool,
+    failed: Integers,
+) -> int:
+    """`ring_over_runs` of some runs and `batch_runs` of others, between one pair of records.
+
+    The batches have a stream of their own. Out they start with the swap, while the ring's first kernel may still wait
+    for others; in, behind the ring's last copy, while its last kernel may.
+    """
+    status = _begin(entry_points, stream, events, failed)
+    if status != 0:
+        return status
+    # Kernels first: they wait while the host submits the batches, which takes it milliseconds.
+    status = _ring_chunks(
+        entry_points,
+        events,
+        out,
+        ring,
+        slots,
+        chunks_before,
+        launch,
+        pieces,
+        host_cuts,
+        order,
+        run_device,
+        run_host,
+        run_blocks,
+        table,
+        table_at,
+        upload,
+        failed,
+    )
+    batches, begin = ring[RING_BATCHES], events[0] if out else ring[RING_JOIN]
     if status == 0 and not out:
-        status = _wait(entry_points, ring[RING_COPIES], events[0], failed)
+        status = _record(entry_points, begin, ring[RING_COPIES], failed)
     if status == 0:
-        status = _ring_chunks(
+        status = _wait(entry_points, batches, begin, failed)
+    if status == 0:
+        status = _batch_all(
             entry_points,
-            out,
-            ring,
-            slots,
-            chunks_before,
-            launch,
-            pieces,
-            host_cuts,
-            order,
-            run_device,
-            run_host,
-            run_blocks,
-            table,
-            table_at,
-            upload,
+            batches,
+            batch_source,
+            batch_target,
+            batch_blocks,
+            source,
+            target,
+            block_bytes,
+            blocks_first,
             failed,
         )
+    if _join(entry_points, stream, batches, ring[RING_JOIN], failed) == 0:
+        _end_ring(entry_points, stream, events, out, ring, status, failed)
+    return status
+
+
+@compiled
+def _end_ring(
+    entry_points: Words, stream: np.uint64, events: Words, out: bool, ring: Words, status: int, failed: Integers
+) -> None:
     # The stage that empties has waited for the one that fills; but where something failed, perhaps not.
     last, other = (RING_COPIES, RING_KERNELS) if out else (RING_KERNELS, RING_COPIES)
     joined = _join(entry_points, stream, ring[last], ring[RING_JOIN], failed)
@@ -602,12 +685,12 @@ def ring_over_runs(
         joined = _join(entry_points, stream, ring[other], ring[RING_JOIN], failed)
     if joined == 0:
         _end(entry_points, stream, events, failed)
-    return status
 
 
 @compiled
 def _ring_chunks(
     entry_points: Words,
+    events: Words,
     out: bool,
     ring: Words,
     slots: Words,
@@ -634,7 +717,12 @@ def _ring_chunks(
             pairs += 1
     copies = np.empty((3, BATCH_COPIES), np.uint64)
     rows = np.int64(ring[RING_ROWS])
-    status = _upload(entry_points, ring[RING_KERNELS], table, table_at, int(pairs), upload, failed)
+    # The ids are read by kernels, so theirs is the first stream of either way.
+    status = _wait(entry_points, ring[RING_KERNELS], events[0], failed)
+    if status == 0 and not out:
+        status = _wait(entry_points, ring[RING_COPIES], events[0], failed)
+    if status == 0:
+        status = _upload(entry_points, ring[RING_KERNELS], table, table_at, int(pairs), upload, failed)
     while status == 0 and first < pairs:
         last = pairs if pairs - first < rows else first + rows
         slot = chunks_before[0] % slots.shape[0]
@@ -770,3 +858,4 @@ copy_runs_briefly = holding_the_gil(copy_runs)
 launch_over_runs_briefly = holding_the_gil(launch_over_runs)
 batch_runs_briefly = holding_the_gil(batch_runs)
 ring_over_runs_briefly = holding_the_gil(ring_over_runs)
+split_over_runs_briefly = holding_the_gil(split_over_runs)

@@ -25,16 +25,16 @@ class Swapper:
     ``Swapper(device_cache, host_cache)``; a list of layer arrays may stand for either cache. All that can be
     checked without ids is checked here, once.
 
-    transport: how bytes travel: "copies", "batch", "kernel", "ring", or "auto", whichever is expected to be done first
-        with a plan (see `explain`). On a machine's first use "auto" measures what they cost there, for some 2 s and
-        with 256 MiB a side for the time being, and keeps that on disk.
+    transport: how bytes travel: "copies", "batch", "kernel", "ring", "split", or "auto", whichever is expected to be
+        done first with a plan (see `explain`). On a machine's first use "auto" measures what they cost there, for some
+        2 s and with 256 MiB a side for the time being, and keeps that on disk.
     favor: what "auto" looks at: "swap", the swap's own time alone; "compute" also leaves out what would slow down
         other kernels much, and counts with waits for them.
 
     The ring takes 128 MiB of device memory a way, once a process; measuring makes both. All else on the device is
-    tables: 48 bytes a layer, and for each swap under way by "kernel" or "ring" up to 32 bytes a pair of ids, at least
-    32 KiB, kept for later swaps. A swap by the ring also waits for the swaps of that way that were put on the ring
-    before it, whatever their streams.
+    tables: 48 bytes a layer, and for each swap under way by "kernel", "ring" or "split" up to 32 bytes a pair of ids,
+    at least 32 KiB, kept for later swaps. A swap by "ring" or "split" also waits for the swaps of that way that were
+    put on the ring before it, whatever their streams.
 
     Raises:
         ValueError: layer counts, dtypes or block bytes that differ; host memory that is not pinned; a transport that is

@@ -23,7 +23,7 @@ _NOTHING_ASIDE = np.zeros(2, np.uint64)
 
 
 @dataclass(frozen=True)
-class _Sides:
+class Sides:
     """device, host: uint64 [layers, 2], address and block stride. blocks_first: see batch_runs."""
 
     device: Words
@@ -44,7 +44,7 @@ def make_ready(pair: CachePair, direction: Direction) -> None:
 def submit(job: Job) -> Submission:
     """Put the job's copies on its stream; see the package's docstring."""
     pair, plan, out = job.pair, job.plan, job.direction == "out"
-    driver, sides = pair.driver, pair.prepared("batch", lambda: _sides(pair))
+    driver, sides = pair.driver, sides_of(pair)
     failed = np.zeros(FAILED_WORDS, np.int64)
     aside = device_tools(driver, pair.device_cache.device).aside if job.stream in _LEGACY else _NOTHING_ASIDE
     copies_max = BATCH_COPIES if driver.entry_points.memcpy_batch_async else BRIEF_CALLS
@@ -65,9 +65,14 @@ def submit(job: Job) -> Submission:
     return outcome(driver, status, failed, streams=aside[:1].tolist() if aside[0] else ())
 
 
-def _sides(pair: CachePair) -> _Sides:
+def sides_of(pair: CachePair) -> Sides:
+    """Worked out when first asked for."""
+    return pair.prepared("batch", lambda: _sides(pair))
+
+
+def _sides(pair: CachePair) -> Sides:
     device, host = pair.device_cache.layers, pair.host_cache.layers
     block_major = len(host) > 1 and 0 < host[1].address - host[0].address < host[0].block_stride_bytes
     sizes = np.array([layer.block_bytes for layer in device], np.uint64)
     on_device, on_host = (np.array(starts_and_strides(layers), np.uint64) for layers in (device, host))
-    return _Sides(on_device, on_host, sizes, block_major)
+    return Sides(on_device, on_host, sizes, block_major)

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from numba_kvswap.cache_pair import CachePair, Direction
-from numba_kvswap.transports import Job, Submission, batch, copies, kernel, ring
+from numba_kvswap.transports import Job, Submission, batch, copies, kernel, ring, split
 
 
 class Transport(Protocol):
@@ -21,7 +21,7 @@ class Transport(Protocol):
 
 
 TRANSPORTS: Mapping[str, Transport] = MappingProxyType(
-    {"copies": copies, "batch": batch, "kernel": kernel, "ring": ring}
+    {"copies": copies, "batch": batch, "kernel": kernel, "ring": ring, "split": split}
 )
 
 

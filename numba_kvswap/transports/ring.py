@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
 from numba_kvswap.cache_pair import CachePair, Direction
-from numba_kvswap.device_tools import device_tools
-from numba_kvswap.ids import Words
+from numba_kvswap.device_tools import Ring, device_tools
+from numba_kvswap.ids import Ids, Words
 from numba_kvswap.kernels.rows import CHUNK_BYTES, layer_rows
 from numba_kvswap.layers import Layer, StartsAndStrides, starts_and_strides
 from numba_kvswap.memory import DriverMemory
@@ -86,39 +87,55 @@ def make_ready(pair: CachePair, direction: Direction) -> None:
 
 def submit(job: Job) -> Submission:
     """Put the job on the ring, joined to its stream; see the package's docstring."""
-    pair, plan, driver, out = job.pair, job.plan, job.pair.driver, job.direction == "out"
-    tools = device_tools(driver, pair.device_cache.device)
-    prepared = _prepared(pair, job.direction)
-    ring, table = tools.ring(job.direction), tools.tables.lend(plan.pairs)
+    plan, driver = job.plan, job.pair.driver
+    ring, arguments = ready_for(job, plan.run_source, plan.run_target, plan.run_blocks)
+    failed = np.zeros(FAILED_WORDS, np.int64)
+    with ring.lock, driver.uninterrupted():
+        loop = ring_over_runs_briefly if is_brief(job.pair, job.direction, plan.blocks) else ring_over_runs
+        status = loop(*(*arguments, failed))
+    return outcome(driver, status, failed, streams=ring.words[[RING_KERNELS, RING_COPIES]].tolist())
+
+
+def ready_for(job: Job, source: Ids, target: Ids, blocks: Ids) -> tuple[Ring, tuple[Any, ...]]:
+    """The ring for some of a job's runs, and what ring_over_runs takes for them, all but `failed`."""
+    pair, out = job.pair, job.direction == "out"
+    tools = device_tools(pair.driver, pair.device_cache.device)
+    prepared, pairs = _prepared(pair, job.direction), int(blocks.sum())
+    ring, table = tools.ring(job.direction), tools.tables.lend(pairs)
     job.keep(table)
     job.keep(prepared)
-    failed = np.zeros(FAILED_WORDS, np.int64)
-    words, pieces = ring.words.copy(), prepared.pieces
-    words[RING_ROWS] = pieces.rows
-    brief = plan.blocks * len(pieces.words) <= BATCH_COPIES and plan.blocks <= _BRIEF_SLOTS * pieces.rows
-    device, host = (plan.run_source, plan.run_target) if out else (plan.run_target, plan.run_source)
-    order = (order_of_briefly if plan.runs <= _BRIEF_RUNS_MAX else order_of)(host)
-    with ring.lock, driver.uninterrupted():
-        status = (ring_over_runs_briefly if brief else ring_over_runs)(
-            driver.entry_points.words,
-            np.uint64(job.stream),
-            job.events,
-            out,
-            words,
-            ring.slots,
-            ring.chunks_before,
-            prepared.launch,
-            pieces.words,
-            pair.host_cuts,
-            order,
-            device,
-            host,
-            plan.run_blocks,
-            table.words,
-            *table.read_at(plan.pairs),
-            failed,
-        )
-    return outcome(driver, status, failed, streams=words[[RING_KERNELS, RING_COPIES]].tolist())
+    words = ring.words.copy()
+    words[RING_ROWS] = prepared.pieces.rows
+    device, host = (source, target) if out else (target, source)
+    return ring, (
+        pair.driver.entry_points.words,
+        np.uint64(job.stream),
+        job.events,
+        out,
+        words,
+        ring.slots,
+        ring.chunks_before,
+        prepared.launch,
+        prepared.pieces.words,
+        pair.host_cuts,
+        host_order(host),
+        device,
+        host,
+        blocks,
+        table.words,
+        *table.read_at(pairs),
+    )
+
+
+def host_order(host: Ids) -> Ids:
+    """The runs by ascending host block."""
+    return (order_of_briefly if host.size <= _BRIEF_RUNS_MAX else order_of)(host)
+
+
+def is_brief(pair: CachePair, direction: Direction, blocks: int) -> bool:
+    """Whether so many blocks are put on the ring so soon that the GIL need not be given up."""
+    pieces = _prepared(pair, direction).pieces
+    return blocks * len(pieces.words) <= BATCH_COPIES and blocks <= _BRIEF_SLOTS * pieces.rows
 
 
 def pieces_of(layers: tuple[Layer, ...], slot_bytes: int) -> Pieces:

@@ -53,9 +53,11 @@ def ring_and_batch(ring_s, batch_s, both_ways=NO_LONGER):
 
 @pytest.mark.parametrize("direction", ["out", "in"])
 def test_a_swap_goes_by_what_is_chosen_for_it(monkeypatch, transport, direction):
-    monkeypatch.setattr("numba_kvswap.choice.costs_of", lambda driver, device: only_cheap(transport))
-    rig = Rig()
-    swapper = rig.swapper()
+    costs = ring_and_batch(1.0, 0.5) if transport == "split" else only_cheap(transport)
+    monkeypatch.setattr("numba_kvswap.choice.costs_of", lambda driver, device: costs)
+    swapper = Rig().swapper(favor="compute" if transport == "split" else "swap")
+    if transport == "split":
+        swapper._chooser.exclude("batch", "planted")
     transfer = (swapper.swap_out if direction == "out" else swapper.swap_in)([1, 3], [2, 0])
     transfer.wait()
     assert transfer.transport == transport
@@ -81,14 +83,54 @@ def test_favor_compute_never_takes_the_kernel_and_says_why(monkeypatch):
     assert "favor is 'compute'" in explained.why_not["kernel"]
 
 
+def longer_beside_kernels(batch_s):
+    """What batches take there."""
+    return batch_s * choice._TIMES_BESIDE_KERNELS["batch"]
+
+
 @pytest.mark.parametrize("direction", ["out", "in"])
 def test_beside_kernels_the_ring_must_win_by_more_than_its_wait_for_them(direction):
-    wait_s = choice._WAITS_BESIDE_KERNELS_S["ring"]
-    for favor, lead_s, expected in [("swap", 0.9, "ring"), ("compute", 0.9, "batch"), ("compute", 1.1, "ring")]:
-        ring_s = 1.0 - lead_s * wait_s
-        chosen, _ = chooser(Rig(), favor, ring_and_batch(ring_s, 1.0))
+    wait_s, batch_s = choice._WAIT_BESIDE_KERNELS_S, longer_beside_kernels(1.0)
+    for favor, lead_s, expected in [("compute", 0.9, "batch"), ("compute", 1.1, "ring")]:
+        chosen, _ = chooser(Rig(), favor, ring_and_batch(batch_s - lead_s * wait_s, 1.0))
+        chosen.exclude("split", "planted")
         assert chosen.choose(Plan([3], [5]), direction) == expected
         assert chosen.explain(Plan([3], [5]), direction).chosen == expected
+    chosen, _ = chooser(Rig(), "swap", ring_and_batch(1.0 - 0.9 * wait_s, 1.0))
+    assert chosen.choose(Plan([3], [5]), direction) == "ring"
+
+
+@pytest.mark.parametrize("direction", ["out", "in"])
+def test_beside_kernels_a_swap_is_split_where_batches_hide_more_of_a_wait_than_they_cost(direction):
+    """A block of two waits for as long as it takes by batches."""
+    rig, plan = Rig(), Plan([3, 8], [5, 9])
+    rig.driver.batched_bytes = sum(SIZES)
+    wait_s = choice._WAIT_BESIDE_KERNELS_S
+    costs = ring_and_batch(0.9 * wait_s, wait_s / choice._TIMES_BESIDE_KERNELS["batch"])
+    expected = {"swap": "batch", "compute": "split"}
+    for favor in ("swap", "compute"):
+        chosen, _ = chooser(rig, favor, costs)
+        assert chosen.choose(plan, direction) == expected[favor]
+    assert chosen.explain(plan, direction).expected_s["split"] == pytest.approx(1.9 * wait_s)
+    assert chosen.explain(plan, direction).expected_s["ring"] == pytest.approx(2.8 * wait_s)
+
+
+@pytest.mark.parametrize(
+    ("kernel_s", "batch_s", "expected"),
+    [
+        (95e-6, 90e-6, "kernel"),
+        (99.5e-6, 90e-6, "batch"),  # by more than a tenth
+        (1015e-6, 1e-3, "kernel"),
+        (1025e-6, 1e-3, "batch"),  # by more than 20 us
+    ],
+)
+def test_where_the_kernel_is_expected_next_to_as_soon_it_is_taken(kernel_s, batch_s, expected):
+    way = {name: Curve({"kernel": kernel_s, "batch": batch_s}.get(name, 1.0), [1], [1e-12]) for name in CURVES}
+    chosen, _ = chooser(Rig(), "swap", Costs("a made machine", way, way, NO_LONGER))
+    for ids in ([3], [5]), ([3, 1], [5, 9]):
+        assert chosen.choose(Plan(*ids), "out") == expected
+    chosen.exclude("kernel", "planted")
+    assert chosen.choose(Plan([3], [5]), "out") == "batch"
 
 
 @pytest.mark.parametrize("ids", [([3], [5]), ([3, 1], [5, 9])])
@@ -115,16 +157,19 @@ def test_the_least_expected_time_is_chosen_of_those_that_may_be_used(costs, ids,
     rig, favor, plan = Rig(), data.draw(st.sampled_from(("swap", "compute"))), Plan(*ids)
     chosen, pair = chooser(rig, favor, costs)
     both_ways = data.draw(st.booleans())
-    times = dict(costs.both_ways) if both_ways else dict.fromkeys(CURVES, 1.0)
-    waits_s = choice._WAITS_BESIDE_KERNELS_S if favor == "compute" else {}
-    model = CostModel(costs, pair, direction, times, waits_s)
-    usable = {"copies", "batch", "ring"} | ({"kernel"} if favor == "swap" else set())
+    times, wait_s = (dict(costs.both_ways) if both_ways else dict.fromkeys(CURVES, 1.0)), 0.0
+    if favor == "compute":
+        times["batch"], wait_s = longer_beside_kernels(times["batch"]), choice._WAIT_BESIDE_KERNELS_S
+    model = CostModel(costs, pair, direction, times, wait_s)
+    usable = {"copies", "batch", "ring", "kernel" if favor == "swap" else "split"}
     for name in data.draw(st.permutations(MODELLED)):
         expected = dict(zip(MODELLED, model.expected(plan).tolist(), strict=True))
         assert chosen.explain(plan, direction, both_ways=both_ways).expected_s == expected
         best = chosen.choose(plan, direction, both_ways=both_ways)
         assert best in usable
-        assert expected[best] == min(expected[each] for each in usable)
+        least = min(expected[each] for each in usable)
+        tie = "kernel" in usable and expected["kernel"] <= least + min(20e-6, 0.1 * least)
+        assert best == "kernel" if tie else expected[best] == least
         if name in usable:
             assert chosen.exclude(name, "planted") == (len(usable) > 1)
             if len(usable) > 1:

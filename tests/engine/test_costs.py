@@ -66,10 +66,10 @@ def resampled(curve, size):
     return low * (high / low) ** (power - below)
 
 
-def expected_in_words(costs, rig, pair, plan, direction):
+def expected_in_words(costs, rig, pair, plan, direction, wait_s):
     """What costs.py says a piece is, of each transport."""
     way = costs.out if direction == "out" else costs.in_
-    expected = {name: way[name].fixed_s for name in MODELLED}
+    expected = {name: way["ring" if name == "split" else name].fixed_s for name in MODELLED}
     runs, blocks = plan.runs, plan.blocks
     if not blocks:
         return expected
@@ -97,7 +97,11 @@ def expected_in_words(costs, rig, pair, plan, direction):
     rows_a_slot = rig.driver.ring_slot_bytes // sum(rig.sizes)
     pieces = [sum(rig.sizes)] if rig.layout == "block_major" else list(rig.sizes)  # that lie side by side, or not
     count = min(float(blocks), stretches + blocks / max(1, rows_a_slot))
-    expected["ring"] += sum(count * resampled(way["ring"], blocks / count * size) for size in pieces)
+    ring_s = sum(count * resampled(way["ring"], blocks / count * size) for size in pieces)
+    by_batches = min(blocks, rig.driver.batched_bytes // sum(rig.sizes)) / blocks
+    batches_s = by_batches * (expected["batch"] - way["batch"].fixed_s)
+    expected["split"] += max(batches_s, wait_s) + (1 - by_batches) * ring_s if by_batches < 1 else batches_s
+    expected["ring"] += ring_s + wait_s
     return expected
 
 
@@ -111,19 +115,21 @@ def expected_in_words(costs, rig, pair, plan, direction):
     ),
     ring_blocks=st.integers(1, 9),
     pitch=st.sampled_from((2**31 - 1, 4000)),
+    wait_s=st.sampled_from((0.0, 1e-3)),
 )
-def test_the_model_is_what_its_words_say(costs, ids, direction, layout, sizes, ring_blocks, pitch):
+def test_the_model_is_what_its_words_say(costs, ids, direction, layout, sizes, ring_blocks, pitch, wait_s):
     rig = Rig(sizes=sizes, layout=layout, ring_blocks=ring_blocks, pitch_bytes_max=pitch)
     pair, plan = rig.swapper("copies").pair, Plan(*ids)
-    found = CostModel(costs, pair, direction).expected(plan)
-    expected = expected_in_words(costs, rig, pair, plan, direction)
+    found = CostModel(costs, pair, direction, wait_s=wait_s).expected(plan)
+    expected = expected_in_words(costs, rig, pair, plan, direction, wait_s)
     assert found == pytest.approx(list(expected.values()), rel=1e-9)
 
 
 def test_of_no_blocks_there_is_only_what_a_swap_costs_anyhow():
     rig = Rig()
     found = CostModel(h200_costs(), rig.swapper("copies").pair, "in").expected(Plan([], []))
-    assert found.tolist() == [h200_costs().in_[name].fixed_s for name in MODELLED]
+    curves = h200_costs().in_
+    assert found.tolist() == [curves["ring" if name == "split" else name].fixed_s for name in MODELLED]
 
 
 def test_a_block_beyond_a_slot_has_an_expectation_too():

@@ -22,7 +22,7 @@ from numba_kvswap.transports.ring import pieces_of
 
 IDS = ([3, 4, 5, 9, 1, 0, 12, 13, 14, 2, 7], [0, 1, 2, 8, 7, 6, 15, 14, 13, 4, 5])
 DIRECTIONS = ("out", "in")
-WITHOUT_ORDER = ("batch", "kernel", "ring")
+WITHOUT_ORDER = ("batch", "kernel", "ring", "split")
 
 
 # ---- any plan, any caches ----
@@ -145,13 +145,13 @@ def test_memory_that_no_kernel_reaches_moves_by_the_others(name, direction):
         np.testing.assert_array_equal(layer.to_numpy()[IDS[0]], on_host[IDS[1]])
 
 
-def test_a_block_longer_than_a_slot_is_refused_by_the_ring_alone():
+def test_a_block_longer_than_a_slot_is_refused_by_what_takes_the_ring_alone():
     rig = Rig(ring_slot_bytes=sum(SIZES) - 1)
     with pytest.raises(ValueError, match=f"a block has {sum(SIZES)} bytes.*a slot of the ring holds {sum(SIZES) - 1}"):
         rig.swapper("ring")
     before = rig.images()
     swapper = rig.swapper()
-    assert [name for name in TRANSPORTS if swapper.why_not(name)] == ["ring"]
+    assert [name for name in TRANSPORTS if swapper.why_not(name)] == ["ring", "split"]
     swapper.swap_out(*IDS).wait()
     assert_same(rig.images(), rig.expected("out", *IDS, before))
 
@@ -249,7 +249,7 @@ def fill_the_device(rig):
     rig.driver.memory_bytes_max = rig.driver._memory.live_bytes("device", 0) + 3 * 65536
 
 
-@pytest.mark.parametrize("want", ["memory", "events", "streams", "the second stream"])
+@pytest.mark.parametrize("want", ["memory", "events", "streams", "the second stream", "the third stream"])
 def test_auto_goes_on_without_a_ring_that_is_not_to_be_had(want):
     rig = Rig(ring_slot_bytes=1 << 20)
     before = rig.images()
@@ -260,7 +260,7 @@ def test_auto_goes_on_without_a_ring_that_is_not_to_be_had(want):
         rig.driver.fail("cuEventCreate")
     else:
         # The first stream is that of the table's upload.
-        rig.driver.fail("cuStreamCreate", at=1 if want == "streams" else 2)
+        rig.driver.fail("cuStreamCreate", at={"streams": 1, "the second stream": 2, "the third stream": 3}[want])
     transfer = swapper.swap_out(*IDS)
     transfer.wait()
     assert transfer.transport == "copies"
@@ -272,7 +272,7 @@ def test_auto_goes_on_without_a_ring_that_is_not_to_be_had(want):
 @pytest.mark.parametrize(
     ("fault", "at"),
     [("cuMemAlloc", 0), ("cuMemAlloc", 1), ("cuMemAlloc", 2), *(("cuEventCreate", at) for at in range(6))]
-    + [("cuStreamCreate", at) for at in range(3)],
+    + [("cuStreamCreate", at) for at in range(4)],
 )
 def test_a_ring_that_was_not_to_be_had_is_asked_for_again_by_who_names_it(fault, at):
     rig = Rig("ring")

@@ -38,6 +38,7 @@ OP = "engine/test_op.py"
 PLAN = "engine/test_plan.py"
 REGISTER = "driver/test_register.py"
 REPLAY_RUN = "replay/test_run.py"
+SPLIT = "engine/test_split.py"
 STREAM_ORDER = "engine/test_stream_order.py"
 SWAPPER = "engine/test_swapper.py"
 FAULTS = "engine/test_transport_faults.py"
@@ -50,6 +51,7 @@ _IDS, _PLAN, _LOOPS, _SUBMIT = "ids.py", "plan.py", "plan_loops.py", "submit.py"
 _FREE, _SLOTS = "block_allocator.py", "replay/free_blocks.py"
 _COPIES, _LAYERS, _OPS = "transports/copies.py", "layers.py", "ops.py"
 _BATCH, _KERNEL, _RING, _TOOLS = "transports/batch.py", "transports/kernel.py", "transports/ring.py", "device_tools.py"
+_SPLIT = "transports/split.py"
 _BODY, _COSTS, _CHOICE, _TABLES = "kernels/body.py", "costs.py", "choice.py", "id_tables.py"
 _SIMULATED = "driver/simulated.py"
 _MEMORY, _ROOM, _TRAFFIC = "host_memory.py", "host_room.py", "traffic.py"
@@ -377,10 +379,10 @@ BUGS = [
         RACES,
     ),
     Bug(
-        "a half made ring keeps its stream",
+        "a half made ring keeps its streams",
         _TOOLS,
-        "driver.stream_destroy(int(self.words[RING_KERNELS]))",
-        "pass",
+        "                made.callback(driver.stream_destroy, stream)\n",
+        "",
         TRANSPORTS,
     ),
     Bug("a ring in vain is remembered for ever", _TOOLS, '                self.why_no_ring = ""\n', "", TRANSPORTS),
@@ -398,10 +400,54 @@ BUGS = [
         "entry_points.words, int(self.aside[0])",
         RACES,
     ),
+    # ---- a split swap ----
+    Bug("the rest of a cut run is lost", _SPLIT, "last_blocks[0] - rest, rest\n", "last_blocks[0] - rest, 0\n", SPLIT),
+    Bug("a cut run is the batches' whole", _SPLIT, "[: whole + (rest > 0)]", "[:whole]", SPLIT),
+    Bug("batches have the first on the host", _SPLIT, "order = ring.host_order(", "order = -ring.host_order(-", SPLIT),
+    Bug(
+        "a failed batch names its own run",
+        _SPLIT,
+        "failed[FAILED_RUN] = by_batches.runs[failed[FAILED_RUN]]",
+        "pass",
+        SPLIT,
+    ),
+    Bug(
+        "batches do not wait for the start",
+        _SUBMIT,
+        "        status = _wait(entry_points, batches, begin, failed)\n",
+        "        pass\n",
+        SPLIT,
+    ),
+    Bug(
+        "batches in come before the ring's copies",
+        _SUBMIT,
+        "        status = _record(entry_points, begin, ring[RING_COPIES], failed)\n",
+        "        status = _record(entry_points, begin, stream, failed)\n",
+        SPLIT,
+    ),
+    Bug(
+        "batches out come behind the ring's kernels",
+        _SUBMIT,
+        "begin = ring[RING_BATCHES], events[0] if out",
+        "begin = ring[RING_KERNELS], events[0] if out",
+        SPLIT,
+    ),
+    Bug(
+        "batches beside the ring are not joined",
+        _SUBMIT,
+        "if _join(entry_points, stream, batches, ring[RING_JOIN], failed) == 0:",
+        "if True:",
+        SPLIT,
+    ),
+    Bug("a split swap has memory where a ring has none", _CHOICE, 'in ("ring", "split"):', 'in ("ring",):', SPLIT),
     # ---- the choice ----
-    Bug("favor is ignored", _CHOICE, 'if favor == "compute":', 'if favor == "none":', CHOICE),
+    Bug("favor is ignored", _CHOICE, "name, why = _AGAINST[favor]", 'name, why = _AGAINST["swap"]', CHOICE),
+    Bug("a kernel later by a little is passed over", _COSTS, "if usable[KERNEL] and", "if False and", CHOICE),
+    Bug("a kernel later by much is taken", _COSTS, "min(_TIE_S, _TIE_PART * expected[soonest])", "_TIE_S", CHOICE),
+    Bug("what waits is counted twice", _COSTS, "max(wait_s, by_batches)", "wait_s + by_batches", COSTS),
+    Bug("batches take no longer beside kernels", _CHOICE, '{"batch": 1.3}', '{"batch": 1.0}', CHOICE),
     Bug("a narrow lead is the ring's beside kernels too", _CHOICE, 'if self._favor == "compute"', "if False", CHOICE),
-    Bug("both ways at once cost nothing more", _CHOICE, "if both_ways else 1.0", "if False else 1.0", CHOICE),
+    Bug("both ways at once cost nothing more", _CHOICE, "if both_ways else dict", "if False else dict", CHOICE),
     Bug(
         "the slowest is chosen",
         _COSTS,
