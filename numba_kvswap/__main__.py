@@ -109,7 +109,10 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--what", choices=("all", "host-time", "matrix", "pool"), default="all", help="which part; default: all"
+        "--what",
+        choices=("all", "host-time", "calls", "matrix", "pool"),
+        default="all",
+        help="which part; calls: of host time what is quick, whole calls and launches; default: all",
     )
     parser.add_argument(
         "--minutes", type=_positive, default=2.0, metavar="M", help="how long the matrix may take; default: 2"

@@ -17,10 +17,10 @@ from numba_kvswap.bench.facts import machine, versions
 from numba_kvswap.bench.launch_ways import LAUNCH_C, LaunchCallWay, LaunchCWay, LaunchSubmitWay, PreparedLaunch
 from numba_kvswap.bench.named_ways import AUTO, FIXED, ways_of
 from numba_kvswap.bench.plan_time import plan_rows
-from numba_kvswap.bench.report import ALONE, BUSY, HostTimeReport, SubmitRow
+from numba_kvswap.bench.report import ALONE, BEGINNINGS, BUSY, HostTimeReport, SubmitRow
 from numba_kvswap.bench.scattered_swap import Geometry, ScatteredSwap
 from numba_kvswap.bench.spread import spread_of
-from numba_kvswap.bench.ways import BINDINGS_LOOP, C_LOOP, BindingsWay, CWay, PythonWay, Sample, Way
+from numba_kvswap.bench.ways import BINDINGS_LOOP, C_LOOP, PYTHON_COPIES, BindingsWay, CWay, PythonWay, Sample, Way
 from numba_kvswap.driver import Driver, KVSwapDriverError, SimulatedDriver, cuda_driver
 from numba_kvswap.link import measure_link
 from numba_kvswap.transports import kernel
@@ -35,14 +35,19 @@ _LINK_BYTES = 1 << 30
 # for the GIL 16,384 times a swap.
 _ROW_SECONDS_MAX = 45.0
 _CALL_ROW_SECONDS_MAX = 5.0
+# Of all rows of whole calls together, where nothing else is asked for: that part is to be quick.
+_ONLY_CALLS_SECONDS_MAX = 25.0
 # A launch is so short that a handful of them would measure the machine's hiccups.
 _LAUNCHES_A_REPEAT = 10
 
 Samples = dict[tuple[str, str], list[Sample]]
 
 
-def bench(engine: str, repeats: int, calls: int = 300) -> HostTimeReport:
+def bench(engine: str, repeats: int, calls: int = 300, *, only_calls: bool = False) -> HostTimeReport:
     """Measure on "simulated" or "cuda": all `repeats` times, plans more often, and transports' calls `calls` times.
+
+    only_calls: without plans, without the link, and without every way that makes a driver call a copy. That leaves the
+    whole calls, each row cut short so that all of them take 25 s, and one launch beside the same from C.
 
     Host time ends when everything is submitted. Where the driver's queue is full, submitting waits for the device,
     the same in every way. The simulated device's figures show that the benchmark works and mean nothing else:
@@ -54,20 +59,22 @@ def bench(engine: str, repeats: int, calls: int = 300) -> HostTimeReport:
     if min(repeats, calls) < 1:
         raise ValueError(f"repeats is {repeats}, calls {calls}; expected 1 or more of each")
     driver, geometry = _driver_named(engine)
-    plan = plan_rows(repeats)
+    plan = [] if only_calls else plan_rows(repeats)
     link = None
     with driver.activate(0), ScatteredSwap(driver, geometry) as swap:
-        ways, why_missing = _ways(swap)
+        ways, why_missing = ([], {}) if only_calls else _ways(swap)
         by_name, not_here = _named_ways(swap)
+        if only_calls:
+            by_name = [way for way in by_name if way.name != PYTHON_COPIES]
         launches, no_launch = _launches(swap)
         right, wrong = _checked(swap, [*ways, *by_name, *launches])
         ways, by_name, launches = ([way for way in some if way in right] for some in (ways, by_name, launches))
         samples = _measured(ways, repeats, (ALONE, BUSY))
         launch_samples = _measured(launches, repeats * _LAUNCHES_A_REPEAT, (ALONE,))
-        call_rows = calls_of(by_name, calls, _CALL_ROW_SECONDS_MAX)
-        if engine == "cuda":
+        call_rows = calls_of(by_name, calls, _call_row_seconds_max(len(by_name), only_calls))
+        if engine == "cuda" and not only_calls:
             link = measure_link(driver, swap.stream, _LINK_BYTES, repeats)
-        compilers = [way.compiler for way in ways if isinstance(way, CWay)]
+        compilers = [way.compiler for way in (*ways, *launches) if isinstance(way, CWay | LaunchCWay)]
     return HostTimeReport(
         engine=engine,
         repeats=repeats,
@@ -89,6 +96,11 @@ def _driver_named(engine: str) -> tuple[Driver, Geometry]:
     if engine == "cuda":
         return cuda_driver(), CUDA_GEOMETRY
     raise ValueError(f"engine is {engine!r}; expected 'simulated' or 'cuda'")
+
+
+def _call_row_seconds_max(ways: int, only_calls: bool) -> float:
+    rows = max(1, ways) * len((ALONE, BUSY)) * len(BEGINNINGS)
+    return min(_CALL_ROW_SECONDS_MAX, _ONLY_CALLS_SECONDS_MAX / rows) if only_calls else _CALL_ROW_SECONDS_MAX
 
 
 def _ways(swap: ScatteredSwap) -> tuple[list[Way], dict[str, str]]:

@@ -74,6 +74,7 @@ class LaunchCWay:
 
     def __init__(self, swap: ScatteredSwap, prepared: PreparedLaunch) -> None:
         self._loop = LaunchSwap()
+        self.compiler = self._loop.compiler
         self._swap, self._prepared = swap, prepared
         plan, table, launch = prepared.plan, prepared.table, prepared.launch
         table.words[: 2 * plan.pairs] = np.concatenate([plan.run_source, plan.run_target])  # none merged

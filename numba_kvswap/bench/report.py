@@ -83,7 +83,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class HostTimeReport:
-    """All figures of one run. A way without rows has its reason in `why_missing`.
+    """All figures of one run. A way without rows has its reason in `why_missing`, or was not asked for.
 
     launch: the swap by one kernel, submitted in C, by the compiled loop alone, and by the whole Python call.
     """
@@ -194,18 +194,18 @@ class HostTimeReport:
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
     def _heading(self) -> list[str]:
-        facts = self.machine
-        simulated = [
-            "note      on the simulated device every copy calls back into Python: only the plan's figures mean much"
-        ]
+        facts, geometry = self.machine, self.geometry
         return [
             f"engine    {self.engine} ({facts.get('device_name', '?')}, driver {facts.get('driver_version', '?')})",
             f"host      {facts.get('cpus', '?')} CPUs, "
             + ", ".join(f"{name} {version}" for name, version in self.versions.items()),
-            *(simulated if self.engine == "simulated" else []),
+            f"swap      {geometry.blocks_moved} scattered blocks x {geometry.layers} layers x "
+            f"{geometry.block_bytes:,} bytes, device to host, or back where a way says in",
         ]
 
     def _plan_lines(self) -> list[str]:
+        if not self.plan:
+            return []
         rows = [("plan", "pairs", "median us", "min us", "max us", "times", "target us")]
         for row in self.plan:
             target = "-" if row.target_us_max is None else f"< {row.target_us_max:.0f}"
@@ -213,11 +213,11 @@ class HostTimeReport:
         return aligned(rows, left_columns=1)
 
     def _submit_lines(self) -> list[str]:
-        geometry = self.geometry
-        title = (
-            f"submit    {geometry.copies:,} copies: {geometry.blocks_moved} scattered blocks x {geometry.layers} "
-            f"layers x {geometry.block_bytes:,} bytes, device to host"
-        )
+        width = max(map(len, self.why_missing), default=0)
+        missing = [f"{name:<{width}}  not measured: {why}" for name, why in self.why_missing.items()]
+        if not self.submit:
+            return missing
+        title = f"submit    the swap as {self.geometry.copies:,} copies"
         landed = any(row.landed_s is not None for row in self.submit)
         heading = ["way", "beside", "median us", "min us", "max us", "times", "to the C loop alone"]
         rows = [(*heading, *(("landed s", "GB/s") if landed else ()))]
@@ -226,8 +226,6 @@ class HostTimeReport:
             if landed:
                 cells += [number(row.landed_s, 4), number(self.landed_gb_per_s(row), 2)]
             rows.append(tuple(cells))
-        width = max(map(len, self.why_missing), default=0)
-        missing = [f"{name:<{width}}  not measured: {why}" for name, why in self.why_missing.items()]
         return [title, *aligned(rows, left_columns=2), *missing]
 
     def _ratio_lines(self) -> list[str]:
@@ -237,7 +235,7 @@ class HostTimeReport:
     def _launch_lines(self) -> list[str]:
         if not self.launch:
             return []
-        rows = [("the same by one kernel", "median us", "min us", "max us", "times", "us more than from C")]
+        rows = [("the swap by one launch", "median us", "min us", "max us", "times", "us more than from C")]
         rows += [(row.way, *_spread_cells(row.time), number(self.over_c_us(row), 1)) for row in self.launch]
         return aligned(rows, left_columns=1)
 

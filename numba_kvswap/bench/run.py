@@ -16,7 +16,7 @@ from numba_kvswap.bench.pool_time import CUDA_SIZES, SIMULATED_SIZES, measure_po
 from numba_kvswap.bench.works import WorkName
 from numba_kvswap.driver import Driver, SimulatedDriver, cuda_driver
 
-What = Literal["all", "host-time", "matrix", "pool"]
+What = Literal["all", "host-time", "calls", "matrix", "pool"]
 
 Say = Callable[[str], object]
 #: Given the report as far as it has come, now and then and at the end: a run that is killed has kept that much.
@@ -26,13 +26,15 @@ Keep = Callable[[BenchReport], object]
 def bench(engine: str, what: What, minutes: float, repeats: int, calls: int, keep: Keep, say: Say = print) -> None:
     """Host time, the matrix within `minutes`, a pinned pool, or all; each part's table goes to `say` once it is there.
 
+    "calls" is the quick part of host time: whole calls and launches.
+
     Raises what the parts raise.
     """
     driver, axes = _driver_named(engine)
     report = BenchReport(engine, machine(driver), versions())
     _say_if_simulated(engine, say)
-    if what in ("all", "host-time"):
-        measured = measure_host_time(engine, repeats, calls)
+    if what in ("all", "host-time", "calls"):
+        measured = measure_host_time(engine, repeats, calls, only_calls=what == "calls")
         report = replace(report, host_time=measured.to_plain())
         keep(report)
         say(measured.table())

@@ -4,14 +4,15 @@ import ctypes
 import gc
 import json
 import time
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
 
 from numba_kvswap import choice
 from numba_kvswap.__main__ import main
-from numba_kvswap.bench import c_loop, host_time
+from numba_kvswap.bench import c_loop, host_time, matrix
+from numba_kvswap.bench.bench_report import BenchReport
 from numba_kvswap.bench.busy_thread import BusyThread
 from numba_kvswap.bench.c_loop import NoCompiler
 from numba_kvswap.bench.launch_ways import (
@@ -23,6 +24,7 @@ from numba_kvswap.bench.launch_ways import (
     PreparedLaunch,
 )
 from numba_kvswap.bench.named_ways import AUTO, FIXED
+from numba_kvswap.bench.plot import plot
 from numba_kvswap.bench.report import (
     AFTER_A_SLEEP,
     AFTER_A_WAIT,
@@ -310,6 +312,43 @@ def test_the_same_swap_by_one_launch_is_timed_from_c_and_from_python():
     assert {row.time.repeats for row in report.launch} == {2 * host_time._LAUNCHES_A_REPEAT}
     assert all(way in report.table() for way in ways)
     assert (LAUNCH_C in report.why_missing) != has_compiler()
+
+
+def test_calls_alone_are_the_calls_and_launches_without_a_driver_call_a_copy(tmp_path, capsys):
+    path = tmp_path / "calls.json"
+    few = ["--what", "calls", "--repeats", "1", "--calls", "2"]
+    assert main(["bench", "--engine", "simulated", *few, "--json", str(path)]) == 0
+    found = json.loads(path.read_text())["host_time"]
+    names = [*(python_name(name) for name in FIXED if python_name(name) != PYTHON_COPIES), python_name(AUTO)]
+    assert {row["way"] for row in found["calls"]} == {*names, python_name(AUTO, "in")}
+    assert {(row["beside"], row["begins"]) for row in found["calls"]} == set(product((ALONE, BUSY), BEGINNINGS))
+    assert {LAUNCH_SUBMIT, LAUNCH_CALL} <= {row["way"] for row in found["launch"]}
+    assert not found["plan"] and not found["submit"] and found["link"] is None
+    assert not set(found["why_missing"]) & {C_LOOP, BINDINGS_LOOP}, "they were not asked for"
+    assert bool(found["machine"]["c_compiler"]) == has_compiler()
+    table = capsys.readouterr().out
+    assert "whole call" in table and "the swap by one launch" in table
+    assert not any(line.startswith(("plan", "submit", "way", "link")) for line in table.splitlines())
+    assert "\n\n\n" not in table, "what is empty prints nothing"
+    report = BenchReport.from_json(path.read_text())
+    assert (report.host_time, report.matrix) == (found, None)
+    with pytest.raises(ValueError, match="neither a matrix nor work beside"):
+        plot(report, tmp_path)
+
+
+def test_calls_alone_end_when_their_time_is_used_up(monkeypatch):
+    monkeypatch.setattr(host_time, "_ONLY_CALLS_SECONDS_MAX", 1e-9)
+    assert {row.calls for row in host_time.bench("simulated", 1, calls=3, only_calls=True).calls} == {1}
+    assert {row.calls for row in host_time.bench("simulated", 1, calls=3).calls} == {3}
+
+
+@pytest.mark.parametrize("what", ["host-time", "calls", "all"])
+def test_that_simulated_times_mean_nothing_is_said_once(monkeypatch, capsys, what):
+    monkeypatch.setattr(matrix, "_CELL_SECONDS_MIN", 0.0)
+    few = ["--what", what, "--minutes", "0.0001", "--repeats", "1", "--calls", "1"]
+    assert main(["bench", "--engine", "simulated", *few]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note ")]
+    assert len(notes) == 1 and "times on the simulated device" in notes[0]
 
 
 def test_without_kernels_nothing_is_launched_and_the_transport_says_why(monkeypatch):

@@ -235,7 +235,7 @@ def test_a_bench_that_ends_midway_keeps_what_it_has(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     host_time = HostTimeReport("simulated", 1, {}, {}, Geometry(1, 1, 1, 2), [], [])
-    monkeypatch.setattr(bench_run, "measure_host_time", lambda engine, repeats, calls: host_time)
+    monkeypatch.setattr(bench_run, "measure_host_time", lambda engine, repeats, calls, only_calls: host_time)
     monkeypatch.setattr(bench_run, "measure_matrix", measured)
     with pytest.raises(KeyboardInterrupt):
         main(["bench", "--engine", "simulated", "--json", str(file)])
