@@ -15,8 +15,8 @@ from numba_kvswap.transports import Marker
 PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 # The calls by which a transfer asks the driver, as opposed to the work it asks about.
 _QUESTIONS = ("cuCtx", "cuEvent", "cuStream")
-# What a link carries in some 80 us.
-_SOON_BYTES = 4 << 20
+#: What a link carries in some 80 us.
+SOON_BYTES = 4 << 20
 
 
 class Transfer:
@@ -140,7 +140,7 @@ class Transfer:
         try:
             with self._driver.activate(self._device):
                 if self.marker == "event":
-                    self.events.synchronize(soon=self.bytes <= _SOON_BYTES)
+                    self.events.synchronize(soon=self.bytes <= SOON_BYTES)
                 elif self.marker == "stream":
                     # Not the stream: its handle may mean another by now, or, as the per-thread one, in this thread.
                     self._driver.synchronize()

@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ class LaunchSwap:
         self._function.argtypes = [*[_ADDRESS] * 5, *table, *launch, *[_ADDRESS] * 3]
         self._function.restype = ctypes.c_int
 
-    def __call__(
+    def ready(
         self,
         entry_points: EntryPoints,
         events: tuple[int, int],
@@ -80,19 +81,25 @@ class LaunchSwap:
         launch: tuple[int, int, int],
         parameters: Words,
         stream: int,
-    ) -> tuple[int, int]:
-        """Put one swap on `stream`, between records of the two events.
+    ) -> Callable[[], tuple[int, int]]:
+        """A function that puts one swap on `stream`, between records of the two events, as often as it is called.
 
-        table: of the pairs' ids, its address on the device and in pinned memory, and its bytes. launch: CUfunction,
-        CUDA blocks and threads in each. parameters: uint64, the address of each argument, as cuLaunchKernel's
-        kernelParams.
-        Returns the first CUresult that is not 0, else 0, and the nanoseconds of all by C's own clock. The device's
+        table: of the pairs' ids, its address on the device and in pinned memory, and its bytes: 0 where nothing is to
+        be copied. launch: CUfunction, CUDA blocks and threads in each. parameters: uint64, the address of each
+        argument, as cuLaunchKernel's kernelParams; the caller keeps them.
+        It returns the first CUresult that is not 0, else 0, and the nanoseconds of all by C's own clock. The device's
         context must be current in the calling thread.
         """
-        host_ns = ctypes.c_int64()
+        function, host_ns = self._function, ctypes.c_int64()
         calls = entry_points.event_record, entry_points.memcpy_async, entry_points.launch_kernel
-        status = self._function(*calls, *events, *table, *launch, parameters.ctypes.data, stream, ctypes.byref(host_ns))
-        return int(status), host_ns.value
+        words = (*calls, *events, *table, *launch, parameters.ctypes.data, stream, ctypes.addressof(host_ns))
+        # Converted here, and not within what is measured from the call to the last byte.
+        arguments = [kind(word) for kind, word in zip(function.argtypes, words, strict=True)]
+
+        def submit() -> tuple[int, int]:
+            return int(function(*arguments)), host_ns.value
+
+        return submit
 
 
 def _compiled(source: Path) -> tuple[ctypes.CDLL, str]:

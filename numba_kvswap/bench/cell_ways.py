@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter_ns
 from typing import Protocol
 
 from numba_kvswap.bench.arena import PlacedSwap
-from numba_kvswap.bench.c_loop import CLoop
+from numba_kvswap.bench.c_loop import CLoop, LaunchSwap
 from numba_kvswap.bench.copy_list import CopyList, copy_list
+from numba_kvswap.bench.launch_ways import A_LAUNCH, LAUNCH_C, LaunchFromC, PreparedLaunch
 from numba_kvswap.bench.named_ways import CHOICES, swapper_by
 from numba_kvswap.bench.places import Move
-from numba_kvswap.bench.ways import C_LOOP
+from numba_kvswap.bench.ways import C_LOOP, Sample, timed_in_c
+from numba_kvswap.cache_pair import CachePair
 from numba_kvswap.driver import KVSwapDriverError
 from numba_kvswap.link import DeviceSpan
 from numba_kvswap.plan import Plan
-from numba_kvswap.transfer import Transfer
+from numba_kvswap.transfer import SOON_BYTES, Transfer
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,37 @@ class LoopWay:
     def _check(self, status: int) -> None:
         if status:
             raise KVSwapDriverError("cuMemcpyAsync", self._driver.result_name(status))
+
+
+class LaunchWay:
+    """The driver calls of the kernel transport for the cell's one move, from C and prepared beforehand; waited for as
+    a transfer is. No transport: the floor under what a swap costs on this host."""
+
+    name, chosen = LAUNCH_C, ""
+    expected_us: float | None = None
+
+    def __init__(self, loop: LaunchSwap, placed: PlacedSwap, streams: Sequence[int]) -> None:
+        (move,), (self._stream,) = placed.moves, streams
+        self._driver = placed.arena.driver
+        pair = CachePair(placed.device_cache, placed.host_cache)
+        prepared = PreparedLaunch(pair, plan_of(move), move.direction)
+        self._submit, self._events = LaunchFromC(loop, prepared, self._stream).submit, prepared.events
+        self._wait = partial(self._events.synchronize, soon=placed.place.bytes <= SOON_BYTES)
+
+    def run(self) -> Taken:
+        sample = self._timed(self._wait)
+        return Taken(sample.host_us, sample.landed_s * 1e6, self._events.seconds() * 1e6)
+
+    def put(self) -> Wait:
+        self._timed(_not_yet)
+        return self._wait
+
+    def _timed(self, wait: Wait) -> Sample:
+        return timed_in_c(self._driver, self._stream, A_LAUNCH, self._submit, wait)
+
+
+def _not_yet() -> None:
+    """In place of a wait."""
 
 
 def plan_of(move: Move) -> Plan:

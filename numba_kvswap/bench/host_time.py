@@ -23,6 +23,7 @@ from numba_kvswap.bench.spread import spread_of
 from numba_kvswap.bench.ways import BINDINGS_LOOP, C_LOOP, PYTHON_COPIES, BindingsWay, CWay, PythonWay, Sample, Way
 from numba_kvswap.driver import Driver, KVSwapDriverError, SimulatedDriver, cuda_driver
 from numba_kvswap.link import measure_link
+from numba_kvswap.plan import Plan
 from numba_kvswap.transports import kernel
 
 #: 512 MiB in 16,384 copies.
@@ -130,7 +131,7 @@ def _launches(swap: ScatteredSwap) -> tuple[list[Way], dict[str, str]]:
     """The ways to swap by one launch that there are here, and why not that from C; none where there is no kernel."""
     if kernel.why_not(swap.swapper.pair):  # told of the transport of that name
         return [], {}
-    prepared = PreparedLaunch(swap)
+    prepared = PreparedLaunch(swap.swapper.pair, Plan(swap.device_ids, swap.host_ids), "out")
     ways: list[Way] = [LaunchSubmitWay(swap, prepared), LaunchCallWay(swap)]
     try:
         return [LaunchCWay(swap, prepared), *ways], {}

@@ -8,14 +8,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
+from typing import TypeVar
 
 from tqdm import tqdm
 
 from numba_kvswap.bench.arena import Arena, PlacedSwap
-from numba_kvswap.bench.c_loop import CLoop, NoCompiler
-from numba_kvswap.bench.cell_ways import CellWay, LoopWay, SwapWay, Taken
+from numba_kvswap.bench.c_loop import CLoop, LaunchSwap, NoCompiler
+from numba_kvswap.bench.cell_ways import CellWay, LaunchWay, LoopWay, SwapWay, Taken
 from numba_kvswap.bench.cells import Axes, Cell, Selection, select
+from numba_kvswap.bench.launch_ways import LAUNCH_C
 from numba_kvswap.bench.matrix_report import Fault, MatrixReport, Missing
+from numba_kvswap.bench.must_show import floor_in
 from numba_kvswap.bench.named_ways import ways_of
 from numba_kvswap.bench.rows import Measured, rows_of
 from numba_kvswap.bench.ways import C_LOOP
@@ -34,6 +37,7 @@ _MORE_REPEATS = 10
 _CELLS_A_REPORT = 20
 
 Clock = Callable[[], float]
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -99,7 +103,7 @@ def measure_matrix(
 
 
 def _measure_cells(driver: Driver, run: _Run, keep: Callable[[MatrixReport], object]) -> None:
-    loop = compiled_loop(run.missing)
+    loop, launch = compiled_loop(run.missing), _compiled(LaunchSwap, LAUNCH_C, run.missing)
     with (
         LinkProbe(driver, run.axes.link_bytes) as probe,
         Arena(driver, run.axes.arena_bytes) as arena,
@@ -119,17 +123,21 @@ def _measure_cells(driver: Driver, run: _Run, keep: Callable[[MatrixReport], obj
             bar.set_postfix_str(f"{len(run.cells)} of {len(run.selection.cells)} cells", refresh=False)
             bar.update(int(now - run.start) - bar.n)
             run.cells.append(cell)
-            _measure_cell(PlacedSwap(arena, cell), loop, streams, run)
+            _measure_cell(PlacedSwap(arena, cell), loop, launch if floor_in(cell) else None, streams, run)
             if len(run.cells) % _CELLS_A_REPORT == 0:
                 keep(run.report(now))
 
 
 def compiled_loop(missing: Counter[tuple[str, str]]) -> CLoop | None:
     """FastDeploy's loop; None, and the reason counted once, where there is no compiler."""
+    return _compiled(CLoop, C_LOOP, missing)
+
+
+def _compiled(make: Callable[[], _T], name: str, missing: Counter[tuple[str, str]]) -> _T | None:
     try:
-        return CLoop()
+        return make()
     except NoCompiler as error:
-        missing[C_LOOP, str(error)] += 1
+        missing[name, str(error)] += 1
         return None
 
 
@@ -146,9 +154,11 @@ def two_streams(driver: Driver) -> Iterator[tuple[int, int]]:
                 driver.stream_destroy(stream)
 
 
-def _measure_cell(placed: PlacedSwap, loop: CLoop | None, streams: Sequence[int], run: _Run) -> None:
+def _measure_cell(
+    placed: PlacedSwap, loop: CLoop | None, launch: LaunchSwap | None, streams: Sequence[int], run: _Run
+) -> None:
     index = len(run.cells) - 1
-    ways, faults, missing = right_ways(placed, loop, streams[: len(placed.moves)])
+    ways, faults, missing = right_ways(placed, loop, streams[: len(placed.moves)], launch=launch)
     run.missing.update(missing.items())
     taken = _repeated(ways, run.repeats, faults)
     right = [way for way in ways if way.name not in faults]
@@ -160,13 +170,26 @@ def _measure_cell(placed: PlacedSwap, loop: CLoop | None, streams: Sequence[int]
 
 
 def right_ways(
-    placed: PlacedSwap, loop: CLoop | None, streams: Sequence[int], *, favors: bool = False
+    placed: PlacedSwap,
+    loop: CLoop | None,
+    streams: Sequence[int],
+    *,
+    launch: LaunchSwap | None = None,
+    favors: bool = False,
 ) -> tuple[list[CellWay], dict[str, str], dict[str, str]]:
-    """The ways that moved the right bytes, what the others did wrong, and why transports cannot be taken here."""
+    """The ways that moved the right bytes, what the others did wrong, and why transports cannot be taken here.
+
+    launch: to be measured too, by the calls of the kernel transport; for a swap of one direction.
+    """
     names, missing = ways_of(placed.device_cache, placed.host_cache, favors=favors)
     makers: dict[str, Callable[[], CellWay]] = {}
     if loop is not None:
         makers[C_LOOP] = partial(LoopWay, loop, placed, streams)
+    if launch is not None:
+        if why := missing.get("kernel"):
+            missing[LAUNCH_C] = why
+        else:
+            makers[LAUNCH_C] = partial(LaunchWay, launch, placed, streams)
     makers |= {name: partial(SwapWay, name, placed, streams) for name in names}
     right, faults = [], {}
     for name, make in makers.items():

@@ -9,6 +9,7 @@ from statistics import median
 
 from numba_kvswap.bench.cells import Cell
 from numba_kvswap.bench.choice_report import choice_lines
+from numba_kvswap.bench.launch_ways import LAUNCH_C
 from numba_kvswap.bench.must_show import must_show_lines
 from numba_kvswap.bench.named_ways import AUTO
 from numba_kvswap.bench.rows import Row
@@ -94,10 +95,10 @@ class MatrixReport:
         )
 
     def _wins(self) -> Counter[str]:
-        """In how many cells each way, the choice aside, took the least device time."""
+        """In how many cells each way, the choice and the floor aside, took the least device time."""
         fastest: dict[int, Row] = {}
         for row in sorted(self.rows, key=lambda row: row.device.median_us):
-            if row.way != AUTO:
+            if row.way not in (AUTO, LAUNCH_C):
                 fastest.setdefault(row.cell, row)
         return Counter(row.way for row in fastest.values())
 

@@ -32,8 +32,8 @@ int submit_loop(void *memcpy_async, const uint64_t *targets, const uint64_t *sou
     return status;
 }
 
-/* The calls of a swap by one kernel, on `stream`: record `start`, copy the table of ids to the device, launch a
-   one-dimensional grid over it, record `end`. Returns the first status that is not 0, else 0. */
+/* The calls of a swap by one kernel, on `stream`: record `start`, copy the table of ids to the device where it has
+   bytes, launch a one-dimensional grid, record `end`. Returns the first status that is not 0, else 0. */
 int launch_swap(void *event_record, void *memcpy_async, void *launch, void *start, void *end, uint64_t table_device,
                 uint64_t table_host, size_t table_bytes, void *function, unsigned grid_x, unsigned block_x,
                 void **params, void *stream, int64_t *host_ns)
@@ -43,7 +43,7 @@ int launch_swap(void *event_record, void *memcpy_async, void *launch, void *star
     launch_t call = (launch_t)launch;
     int64_t start_ns = now_ns();
     int status = record(start, stream);
-    if (status == 0)
+    if (status == 0 && table_bytes != 0)
         status = copy(table_device, table_host, table_bytes, stream);
     if (status == 0)
         status = call(function, grid_x, 1, 1, block_x, 1, 1, 0, stream, params, NULL);

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, Protocol
 
@@ -10,7 +12,7 @@ from numba_kvswap.bench.c_loop import CLoop
 from numba_kvswap.bench.named_ways import swapper_by
 from numba_kvswap.bench.scattered_swap import ScatteredSwap
 from numba_kvswap.cache_pair import Direction
-from numba_kvswap.driver import KVSwapDriverError
+from numba_kvswap.driver import Driver, KVSwapDriverError
 
 C_LOOP, BINDINGS_LOOP = "c loop", "bindings loop"
 
@@ -25,6 +27,24 @@ class Sample:
     host_us: float
     landed_s: float
     call_us: float | None = None
+
+
+def timed_in_c(
+    driver: Driver, stream: int, call: str, submit: Callable[[], tuple[int, int]], wait: Callable[[], object]
+) -> Sample:
+    """Of `submit`, which returns a status and the nanoseconds it took by C's own clock, then waited for by `wait`.
+
+    Raises KVSwapDriverError, of `call`, for a status that is not 0, once nothing runs on `stream` any more.
+    """
+    start = perf_counter_ns()
+    status, host_ns = submit()
+    returned = perf_counter_ns()
+    wait()
+    landed = perf_counter_ns()
+    if status:
+        driver.stream_synchronize(stream)
+        raise KVSwapDriverError(call, driver.result_name(status))
+    return Sample(host_ns / 1e3, (landed - start) / 1e9, (returned - start) / 1e3)
 
 
 class Way(Protocol):
@@ -78,16 +98,9 @@ class CWay:
         self.compiler = self._loop.compiler
 
     def run(self) -> Sample:
-        swap, loop = self._swap, self._loop
-        memcpy_async = swap.driver.entry_points.memcpy_async
-        start = perf_counter_ns()
-        status, host_ns = loop(memcpy_async, swap.copies, swap.stream)
-        returned = perf_counter_ns()
-        swap.driver.stream_synchronize(swap.stream)
-        landed = perf_counter_ns()
-        if status:
-            raise KVSwapDriverError("cuMemcpyAsync", swap.driver.result_name(status))
-        return Sample(host_ns / 1e3, (landed - start) / 1e9, (returned - start) / 1e3)
+        driver, stream = self._swap.driver, self._swap.stream
+        submit = partial(self._loop, driver.entry_points.memcpy_async, self._swap.copies, stream)
+        return timed_in_c(driver, stream, "cuMemcpyAsync", submit, partial(driver.stream_synchronize, stream))
 
 
 class BindingsWay:

@@ -4,17 +4,22 @@ import ctypes
 import gc
 import json
 import time
+from functools import lru_cache
 from itertools import pairwise, product
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from numba_kvswap import choice
 from numba_kvswap.__main__ import main
 from numba_kvswap.bench import c_loop, host_time, matrix
+from numba_kvswap.bench.arena import Arena, PlacedSwap
 from numba_kvswap.bench.bench_report import BenchReport
 from numba_kvswap.bench.busy_thread import BusyThread
-from numba_kvswap.bench.c_loop import NoCompiler
+from numba_kvswap.bench.c_loop import LaunchSwap, NoCompiler
+from numba_kvswap.bench.cell_ways import LaunchWay, SwapWay
 from numba_kvswap.bench.launch_ways import (
     LAUNCH_C,
     LAUNCH_CALL,
@@ -24,6 +29,7 @@ from numba_kvswap.bench.launch_ways import (
     PreparedLaunch,
 )
 from numba_kvswap.bench.named_ways import AUTO, FIXED
+from numba_kvswap.bench.places import Place
 from numba_kvswap.bench.plot import plot
 from numba_kvswap.bench.report import (
     AFTER_A_SLEEP,
@@ -42,8 +48,11 @@ from numba_kvswap.bench.ways import BINDINGS_LOOP, C_LOOP, PYTHON_COPIES, CWay, 
 from numba_kvswap.costs import h200_costs
 from numba_kvswap.driver import KVSwapDriverError, SimulatedDriver
 from numba_kvswap.link import LinkProbe, measure_link
+from numba_kvswap.plan import Plan
 
 SMALL = Geometry(blocks_moved=8, layers=4, block_bytes=64, cache_blocks=24)
+#: So many blocks that their ids are copied to the device, where fewer are read where they lie.
+MORE = Geometry(blocks_moved=16, layers=4, block_bytes=64, cache_blocks=48)
 C_TIMED_FROM_PYTHON = f"{C_LOOP}, timed from Python"
 
 _MEMCPY = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * 4)
@@ -368,7 +377,7 @@ def log(monkeypatch):
 
         def put(self, *words):
             values = (ctypes.cast(words[9], ctypes.POINTER(ctypes.POINTER(ctypes.c_uint64)))) if verb == LAUNCH else ()
-            seen.append((verb, *words[:9], *(values[i][0] for i in range(9 if values else 0))))
+            seen.append((verb, *words[:9], *(values[i][0] for i in range(11 if values else 0))))
             return enqueue(self, *words)
 
         monkeypatch.setattr(SimulatedDriver, verb, put)
@@ -382,15 +391,77 @@ LAUNCH = "_enqueue_launch"
 
 
 @needs_compiler
-def test_c_and_the_compiled_loop_make_the_same_driver_calls_with_the_same_arguments(log):
+@pytest.mark.parametrize("geometry", [SMALL, MORE])
+def test_c_and_the_compiled_loop_make_the_same_driver_calls_with_the_same_arguments(log, geometry):
     driver = SimulatedDriver()
-    with driver.activate(0), ScatteredSwap(driver, SMALL) as swap:
-        prepared = PreparedLaunch(swap)
+    with driver.activate(0), ScatteredSwap(driver, geometry) as swap:
+        prepared = PreparedLaunch(swap.swapper.pair, Plan(swap.device_ids, swap.host_ids), "out")
         log.clear()
         for way in (LaunchCWay(swap, prepared), LaunchSubmitWay(swap, prepared)):
             way.run()
-    assert [call[0] for call in log[:4]] == ["_enqueue_record", "_enqueue_copy", LAUNCH, "_enqueue_record"]
-    assert log[:4] == log[4:]
+    copies = ["_enqueue_copy"] if geometry == MORE else []
+    verbs = ["_enqueue_record", *copies, LAUNCH, "_enqueue_record"]
+    assert [call[0] for call in log[: len(verbs)]] == verbs
+    assert log[: len(verbs)] == log[len(verbs) :]
+
+
+PLACES = st.builds(
+    Place,
+    direction=st.sampled_from(["out", "in"]),
+    block_bytes=st.integers(1, 200),
+    layers=st.integers(1, 4),
+    blocks=st.integers(1, 24),
+    run=st.sampled_from(["1", "2", "8", "all", "host"]),
+    host_layout=st.sampled_from(["layer_major", "block_major"]),
+)
+
+
+@needs_compiler
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(PLACES)
+def test_the_floor_makes_the_calls_of_the_kernel_transport_and_moves_the_same_bytes(log, place):
+    driver, launch = SimulatedDriver(), launch_swap()
+    with driver.activate(0), Arena(driver, max(place.device_bytes_max, place.host_bytes)) as arena:
+        placed, streams = PlacedSwap(arena, place), [driver.stream_create()]
+        calls = []
+        for way in (SwapWay("kernel", placed, streams), LaunchWay(launch, placed, streams)):
+            for swap in (lambda way=way: way.put()(), way.run):
+                placed.restore()
+                log.clear()
+                swap()
+                assert not placed.fault()
+                calls.append(log.copy())
+    verbs, values = zip(*(([call[0] for call in made], launched(made)) for made in calls), strict=True)
+    assert verbs[0] == verbs[1] == verbs[2] == verbs[3]
+    assert values[0] == values[1] == values[2] == values[3]
+
+
+@lru_cache(maxsize=1)
+def launch_swap():
+    return LaunchSwap()
+
+
+def launched(calls) -> tuple:
+    """Of the one launch: function, sizes, shared bytes and stream, then the parameters; of a table only whether it is
+    one, and of a copy its bytes."""
+    (launch,) = (call[1:] for call in calls if call[0] == LAUNCH)
+    copies = [call[3] for call in calls if call[0] == "_enqueue_copy"]
+    head, values = launch[:9], launch[9:]
+    return head, values[:4], values[4] > 0, values[5] > 0, values[6:], copies
+
+
+@needs_compiler
+def test_a_floor_whose_launch_fails_says_so_and_leaves_nothing_running():
+    driver, place = SimulatedDriver(), Place("out", 64, 2, 16, "1", "layer_major")
+    with driver.activate(0), Arena(driver, max(place.device_bytes_max, place.host_bytes)) as arena:
+        stream = driver.stream_create()
+        way = LaunchWay(launch_swap(), PlacedSwap(arena, place), [stream])
+        way.run()
+        driver.fail("cuLaunchKernel")
+        waits = driver.calls["cuStreamSynchronize"]
+        with pytest.raises(KVSwapDriverError, match="a call of the launch failed with CUDA_ERROR"):
+            way.run()
+        assert driver.calls["cuStreamSynchronize"] == waits + 1, "its table may be on its way"
 
 
 @needs_compiler
@@ -403,6 +474,7 @@ def test_c_and_the_compiled_loop_make_the_same_driver_calls_with_the_same_argume
     ],
 )
 def test_a_wrong_launch_from_c_gets_no_figures(monkeypatch, tmp_path, right, wrong, why):
+    monkeypatch.setattr(host_time, "SIMULATED_GEOMETRY", MORE)
     planted(monkeypatch, tmp_path, right, wrong)
     report = host_time.bench("simulated", 1, calls=1)
     assert {row.way for row in report.launch} == {LAUNCH_SUBMIT, LAUNCH_CALL}

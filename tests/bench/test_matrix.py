@@ -16,9 +16,10 @@ from numba_kvswap.bench.beside import measure_beside
 from numba_kvswap.bench.cell_ways import Taken
 from numba_kvswap.bench.cells import SIMULATED_AXES, Cell, select
 from numba_kvswap.bench.choice_report import choice_lines, lags
+from numba_kvswap.bench.launch_ways import LAUNCH_C
 from numba_kvswap.bench.matrix import measure_matrix
 from numba_kvswap.bench.matrix_report import MatrixReport
-from numba_kvswap.bench.must_show import JUDGED, must_show_lines
+from numba_kvswap.bench.must_show import JUDGED, floor_in, must_show_lines
 from numba_kvswap.bench.named_ways import AUTO, AUTO_COMPUTE, FIXED
 from numba_kvswap.bench.rows import Measured, Row, rows_of
 from numba_kvswap.bench.spread import spread_of
@@ -31,6 +32,17 @@ from numba_kvswap.transports import kernel
 
 #: Few cells, and all of what must be shown.
 AXES = replace(SIMULATED_AXES, block_bytes=(16, 64), shown_bytes=(64,), typical_bytes=64, full_bytes=1024)
+
+
+def has_compiler() -> bool:
+    try:
+        c_loop.CLoop()
+    except c_loop.NoCompiler:
+        return False
+    return True
+
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="there is no C compiler here")
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +105,7 @@ def test_no_time_measures_no_cell(no_compiler):
 def test_every_way_has_a_row_in_every_cell():
     report = measured(10, repeats=3)
     assert ways_in(report) >= set(FIXED) - {one.way for one in report.missing}
-    for way in ways_in(report):
+    for way in ways_in(report) - {LAUNCH_C}:  # in a few cells, see below
         rows = [row for row in report.rows if row.way == way]
         left_out = sum(one.cells for one in report.missing if one.way == way)
         assert len({row.cell for row in rows}) == len(rows) == 10 - left_out
@@ -108,9 +120,64 @@ def test_every_way_has_a_row_in_every_cell():
 
 def test_without_a_compiler_the_loop_is_missing_once_and_says_so(no_compiler):
     report = measured(2)
-    (missing,) = [one for one in report.missing if one.way == C_LOOP]
+    assert [(one.way, one.cells) for one in report.missing] == [(C_LOOP, 1), (LAUNCH_C, 1)]
+    missing = report.missing[0]
     assert "no C compiler on PATH" in missing.why and missing.why in report.table()
     assert {row.to_c_loop for row in report.rows} == {None}
+
+
+#: So many that all that must be shown are among them.
+SHOWN = sum(1 for cell in select(AXES).cells if cell.must_show)
+
+
+@needs_compiler
+def test_the_floor_from_c_is_measured_where_host_time_is_shown_and_nowhere_else():
+    report = measured(SHOWN + 4, repeats=2)
+    with_floor = {row.cell for row in report.rows if row.way == LAUNCH_C}
+    shows = ("latency of 1 block", "host time")
+    assert with_floor == {index for index, cell in enumerate(report.cells) if cell.must_show in shows}
+    assert len(with_floor) == 8 and not report.faults
+    for row in report.rows:
+        if row.way == LAUNCH_C:
+            assert 0 < row.host.median_us <= row.landed.median_us and row.device.median_us > 0
+            assert (row.chosen, row.expected_us) == ("", None)
+    assert LAUNCH_C not in report._wins() and sum(report._wins().values()) == len(report.cells)
+    assert not any(lag.best == LAUNCH_C for lag in lags(report.rows))
+    assert BenchReport.from_json(BenchReport("simulated", {}, {}, matrix=report).to_json()).matrix == report
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("right", "wrong", "why"),
+    [
+        ("status = call(function,", "if (0) status = call(function,", "wrong bytes"),
+        (
+            "status = record(end, stream);",
+            "status = record(NULL, stream);",
+            "a call of the launch failed with CUDA_ERR",
+        ),
+    ],
+)
+def test_a_wrong_floor_has_a_fault_and_no_figures(monkeypatch, tmp_path, right, wrong, why):
+    source = c_loop.SOURCE.read_text()
+    assert source.count(right) == 1
+    (tmp_path / "submit_loop.c").write_text(source.replace(right, wrong))
+    monkeypatch.setattr(c_loop, "SOURCE", tmp_path / "submit_loop.c")
+    report = measured(SHOWN)
+    assert LAUNCH_C not in ways_in(report) and ways_in(report) >= {C_LOOP, AUTO}
+    assert {fault.way for fault in report.faults} == {LAUNCH_C} and len(report.faults) == 8
+    assert all(why in fault.why for fault in report.faults)
+    lines = [line for line in report.table().splitlines() if line.startswith(("latency of 1 block", "host time"))]
+    assert len(lines) == 8 and all(line.split().count("-") == 2 for line in lines)
+
+
+@needs_compiler
+def test_without_a_kernel_the_floor_is_missing_once_and_says_why(no_kernel):
+    report = measured(SHOWN)
+    (missing,) = [one for one in report.missing if one.way == LAUNCH_C]
+    assert (missing.why, missing.cells) == ("no kernels here", 8)
+    assert f"missing   {LAUNCH_C} in 8 cells: no kernels here" in report.table()
+    assert LAUNCH_C not in ways_in(report) and not report.faults
 
 
 class Forgets(Swapper):
@@ -172,11 +239,8 @@ def test_a_wrong_transport_has_a_fault_and_no_figures(monkeypatch, no_compiler, 
         assert f"{fault.way} in {report.cells[fault.cell]}: {fault.why}" in report.table()
 
 
+@needs_compiler
 def test_a_wrong_transport_leaves_the_others_their_figures(monkeypatch):
-    try:
-        c_loop.CLoop()
-    except c_loop.NoCompiler:
-        pytest.skip("there is no C compiler here, and so no other way")
     monkeypatch.setattr(cell_ways, "swapper_by", lambda device, host, way: Spills(device, host))
     report = measured(4)
     assert ways_in(report) == {C_LOOP}
@@ -222,7 +286,7 @@ def no_kernel(monkeypatch):
 def test_every_transport_and_the_choice_are_measured_and_what_cannot_be_is_counted(no_kernel, no_compiler):
     report = measured(26, repeats=1, axes=SIMULATED_AXES)
     assert ways_in(report) == {*FIXED, AUTO} - {"kernel"}
-    assert {(one.way, one.why, one.cells) for one in report.missing if one.way != C_LOOP} == {
+    assert {(one.way, one.why, one.cells) for one in report.missing if one.way not in (C_LOOP, LAUNCH_C)} == {
         ("kernel", "no kernels here", 26)
     }
     for row in report.rows:
@@ -333,6 +397,27 @@ def test_the_choice_is_held_to_the_bar_of_what_its_cell_shows(shows, way_off):
         words = line.split()
         assert words[-3:] == ["MISS" if way_off else "ok", "copies", judged.in_words(rows[2])]
         assert judged.in_words(rows[0]) in words and "auto: ring" in line
+
+
+@pytest.mark.parametrize("shows", JUDGED)
+def test_what_the_choice_took_beyond_the_same_from_c_is_told_in_the_measure_of_the_cell(shows):
+    judged = JUDGED[shows]
+    rows = [
+        row(AUTO, landed_us=70.5, host_us=50.25),
+        row("copies", landed_us=90.0, host_us=80.0),
+        row(LAUNCH_C, to_link=0.999, landed_us=40.0, host_us=20.0),
+    ]
+    found, over = {"landed us": ("40.0", "30.5"), "host us": ("20.0", "30.2")}.get(judged.measure, ("", ""))
+    for direction in judged.bars:
+        heading, line = must_show_lines([a_cell(shows, direction)], rows)
+        (without,) = must_show_lines([a_cell(shows, direction)], rows[:2])[1:]
+        at = [slice(heading.index("found") + 5, heading.index("from C") + 6)]
+        at.append(slice(at[0].stop, heading.index("over C") + 6))
+        assert [line[part].strip() for part in at] == [found, over]
+        assert without.split().count("-") == (2 if found else 0)
+        assert line.split()[-2] == "copies", "a floor is no rival"
+        assert floor_in(a_cell(shows, direction)) == bool(found)
+    assert not floor_in(a_cell("", "out"))
 
 
 def test_what_must_be_shown_is_what_was_asked_for():

@@ -15,6 +15,7 @@ from numba_kvswap.bench.beside import beside_cells
 from numba_kvswap.bench.beside_report import BesideReport, BesideRow
 from numba_kvswap.bench.cell_ways import Taken
 from numba_kvswap.bench.cells import CUDA_AXES, select
+from numba_kvswap.bench.launch_ways import LAUNCH_C
 from numba_kvswap.bench.matrix_report import MatrixReport
 from numba_kvswap.bench.named_ways import AUTO
 from numba_kvswap.bench.rows import Measured, rows_of
@@ -99,6 +100,14 @@ def test_lines_show_the_largest_cell_of_each_size_and_none_that_move_little():
     latency = next(cell for cell in matrix.cells if cell.must_show == "latency of 1 block")
     alone = replace(matrix, cells=[latency, *matrix.cells[:1]], rows=[replace(matrix.rows[2], cell=0)])
     assert pictures._points(alone, "ring", "layer_major", latency.direction) == []
+
+
+def test_a_floor_from_c_is_in_no_picture_and_changes_no_colour(words):
+    ways = (C_LOOP, "copies", "ring", AUTO)
+    assert pictures._ways([C_LOOP, LAUNCH_C, *ways[1:]]) == list(ways)
+    found = words(BenchReport("cuda", {}, {}, matrix=made_up_matrix((C_LOOP, LAUNCH_C, *ways[1:]))))
+    assert set(found) == {"bandwidth.svg", "choice.svg"}
+    assert not any(LAUNCH_C in svg for svg in found.values())
 
 
 def test_a_square_of_the_map_counts_cells_that_differ_in_layers():

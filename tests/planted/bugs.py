@@ -636,7 +636,7 @@ BUGS = [
     Bug(
         "wait returns early",
         "transfer.py",
-        "self.events.synchronize(soon=self.bytes <= _SOON_BYTES)",
+        "self.events.synchronize(soon=self.bytes <= SOON_BYTES)",
         "self.events.ended()",
         STREAM_ORDER,
     ),
@@ -844,9 +844,32 @@ BUGS = [
     Bug(
         "bench launches from C without a table",
         "bench/launch_ways.py",
-        "        table.words[: 2 * plan.pairs] = ",
+        "        words[side * plan.blocks : (side + 1) * plan.blocks] = ",
         "        _ = ",
         HOST_TIME,
+    ),
+    Bug(
+        "the floor copies a table that is read where it lies",
+        "bench/launch_ways.py",
+        "2 * plan.blocks * _WORD_BYTES if uploads else 0",
+        "2 * plan.blocks * _WORD_BYTES",
+        HOST_TIME,
+    ),
+    Bug(
+        "a failed launch from C is left running",
+        "bench/ways.py",
+        "        driver.stream_synchronize(stream)\n        raise",
+        "        raise",
+        HOST_TIME,
+    ),
+    Bug("a floor in every cell", "bench/matrix.py", "launch if floor_in(cell) else None", "launch", MATRIX),
+    Bug("the floor wins cells", "bench/matrix_report.py", "row.way not in (AUTO, LAUNCH_C)", "row.way != AUTO", MATRIX),
+    Bug(
+        "what is over C is a ratio",
+        "bench/must_show.py",
+        "judged.of(auto) - judged.of(from_c)",
+        "judged.of(auto) / judged.of(from_c)",
+        MATRIX,
     ),
     Bug(
         "a missed bar is ok",
