@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -129,13 +128,16 @@ class CostModel:
         costs: Costs,
         pair: CachePair,
         direction: Direction,
-        times: Mapping[str, float] = MappingProxyType({}),
+        times: Mapping[str, float] | None = None,
         wait_s: float = 0.0,
+        copy_s: float = 0.0,
     ) -> None:
-        """times: of some of CURVES, how many times as long a piece takes as it does with nothing beside the swap.
-        wait_s: how long a kernel waits for others to end."""
-        self._fixed, pieces = costs.tables[direction]
-        self._pieces, self._wait_s = pieces * np.array([[times.get(name, 1.0)] for name in CURVES]), wait_s
+        """times: of each of CURVES, how many times as long its pieces take as they do with nothing beside them.
+        wait_s: how long a kernel waits for others to end. copy_s: how much longer a copy in a batch takes."""
+        self._fixed, self._pieces = costs.tables[direction]
+        if times is not None:
+            self._pieces = self._pieces * np.array([[times[name]] for name in CURVES])
+        self._waits_s = wait_s, copy_s
         groups, host_is_target = pair.groups, direction == "out"
         dense = (groups.device[:, 1] == groups.block_bytes) & (groups.host[:, 1] == groups.block_bytes)
         pitches = np.maximum(groups.device[:, 1], groups.host[:, 1])
@@ -162,8 +164,8 @@ class CostModel:
             host = plan.run_source
             if host.size > 1:
                 order = (order_of_briefly if host.size <= _BRIEF_RUNS_MAX else order_of)(host)
-        rows = self._slot_rows, self._batched_blocks
-        return host, plan.run_blocks, order, self._groups, self._ring, *rows, self._wait_s, self._fixed, self._pieces
+        scalars = self._slot_rows, self._batched_blocks, *self._waits_s
+        return host, plan.run_blocks, order, self._groups, self._ring, *scalars, self._fixed, self._pieces
 
 
 def _counted(columns: Sequence[npt.NDArray[Any]]) -> Integers:
@@ -183,11 +185,12 @@ def _soonest_nogil(
     slot_rows: int,
     batched_blocks: int,
     wait_s: float,
+    copy_s: float,
     fixed: Seconds,
     pieces: Seconds,
 ) -> int:
     expected = _expected_nogil(
-        run_host, run_blocks, order, groups, ring, slot_rows, batched_blocks, wait_s, fixed, pieces
+        run_host, run_blocks, order, groups, ring, slot_rows, batched_blocks, wait_s, copy_s, fixed, pieces
     )
     soonest = -1
     for index in range(expected.size):
@@ -208,13 +211,14 @@ def _expected_nogil(
     slot_rows: int,
     batched_blocks: int,
     wait_s: float,
+    copy_s: float,
     fixed: Seconds,
     pieces: Seconds,
 ) -> Seconds:
     """order: the runs by ascending host block; empty where they are so already. groups: [kinds, 5], layers, block
     bytes, whether blocks are dense on both sides, whether their distances fit a 2-D copy, how many such groups there
     are. ring: [kinds, 3], distance and bytes of a piece's rows on the host, how many such pieces there are.
-    batched_blocks: how many a split swap leaves to batches. wait_s: see CostModel."""
+    batched_blocks: how many a split swap leaves to batches. wait_s, copy_s: see CostModel."""
     runs, blocks, stretches = run_blocks.size, 0, 0
     end = np.int64(-1)
     for i in range(runs):
@@ -239,13 +243,13 @@ def _expected_nogil(
         else:
             copies = layers * pieces_a_run * _cost(pieces[COPIES], piece_bytes)
         expected[COPIES] += count * runs * copies
-        expected[BATCH] += count * runs * layers * pieces_a_run * _cost(pieces[BATCH], piece_bytes)
+        expected[BATCH] += count * runs * layers * pieces_a_run * (_cost(pieces[BATCH], piece_bytes) + copy_s)
         expected[KERNEL] += count * blocks * layers * _cost(pieces[KERNEL], size)
     for piece in range(ring.shape[0]):
         stride, size, count = ring[piece]
         # Slots cut stretches too.
         copies = min(float(blocks), stretches + blocks / max(1, slot_rows)) if stride == size else float(blocks)
-        expected[RING] += count * copies * _cost(pieces[RING], blocks / copies * size)
+        expected[RING] += count * copies * (_cost(pieces[RING], blocks / copies * size) + copy_s)
     part = min(1.0, batched_blocks / blocks)
     by_batches, by_ring = part * (expected[BATCH] - fixed[BATCH]), (1.0 - part) * (expected[RING] - fixed[RING])
     expected[SPLIT] += max(wait_s, by_batches) + by_ring if by_ring else by_batches

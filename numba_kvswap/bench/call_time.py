@@ -18,7 +18,8 @@ from numba_kvswap.bench.ways import Sample, Way
 
 
 def calls_of(ways: Sequence[Way], calls: int, row_seconds_max: float) -> list[CallRow]:
-    """`calls` calls a row, or as many as `row_seconds_max` seconds hold. Ways and beginnings take turns."""
+    """`calls` calls a row, or as many as `row_seconds_max` seconds hold. Ways and beginnings take turns, in an order
+    drawn anew for each round."""
     taken: dict[tuple[str, str, str], list[Sample]] = {
         (way.name, beside, begins): [] for way, beside, begins in product(ways, (ALONE, BUSY), BEGINNINGS)
     }
@@ -26,7 +27,8 @@ def calls_of(ways: Sequence[Way], calls: int, row_seconds_max: float) -> list[Ca
     for beside in (ALONE, BUSY):
         with BusyThread() if beside == BUSY else nullcontext():
             for _round in tqdm(range(calls), desc=f"calls, {beside}", unit=" rounds", leave=False, disable=None):
-                for way, begins in product(ways, BEGINNINGS):
+                turns = list(product(ways, BEGINNINGS))
+                for way, begins in random.sample(turns, len(turns)):
                     samples = taken[way.name, beside, begins]
                     if sum(sample.landed_s for sample in samples) < row_seconds_max:
                         if begins == ANYWHERE:

@@ -162,16 +162,15 @@ def _checked(swap: ScatteredSwap, ways: Sequence[Way]) -> tuple[list[Way], dict[
 def _measured(ways: Sequence[Way], repeats: int, besides: Sequence[str]) -> Samples:
     """Samples by way and what ran beside it: ALONE, BUSY.
 
-    Within a repeat every way has its turn, first alone and then beside the busy thread, and the next repeat
-    starts with the next way: what drifts, drifts for all.
+    Within a repeat every way has its turn, first alone and then beside the busy thread, in an order drawn anew: what
+    drifts, drifts for all, and none always comes after the one that leaves the host's caches coldest.
     """
     samples: Samples = {(way.name, beside): [] for beside in besides for way in ways}
     random = Random(0)
-    for repeat in tqdm(range(repeats), desc="host time", unit=" repeats", leave=False, disable=None):
-        first = repeat % max(1, len(ways))
+    for _repeat in tqdm(range(repeats), desc="host time", unit=" repeats", leave=False, disable=None):
         for beside in besides:
             with BusyThread() if beside == BUSY else nullcontext():
-                for way in [*ways[first:], *ways[:first]]:
+                for way in random.sample(ways, len(ways)):
                     taken = samples[way.name, beside]
                     if sum(sample.landed_s for sample in taken) < _ROW_SECONDS_MAX:
                         spin(random.uniform(0, 2 * sys.getswitchinterval()))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from random import Random
 from time import perf_counter
 from typing import TypeVar
 
@@ -209,15 +210,14 @@ def right_ways(
 
 
 def _repeated(ways: Sequence[CellWay], repeats: int, faults: dict[str, str]) -> dict[str, list[Taken]]:
-    """Within a repeat every way has its turn, and the next repeat starts with the next way: what drifts, drifts for
-    all. A way that fails has a fault and no further turn."""
+    """Within a repeat every way has its turn, in an order drawn anew: what drifts, drifts for all, and none always
+    comes after the one that leaves the host's caches coldest. A way that fails has a fault and no further turn."""
     taken: dict[str, list[Taken]] = {way.name: [] for way in ways}
-    start = perf_counter()
+    random, start = Random(0), perf_counter()
     for repeat in range(repeats * _MORE_REPEATS):
         if repeat >= repeats and perf_counter() - start > _CELL_SECONDS_MIN:
             break
-        first = repeat % max(1, len(ways))
-        for way in [*ways[first:], *ways[:first]]:
+        for way in random.sample(ways, len(ways)):
             if way.name not in faults and _goes_on(taken[way.name]):
                 try:
                     taken[way.name].append(way.run())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from dataclasses import asdict, replace
-from itertools import count
+from itertools import count, pairwise
 from typing import ClassVar
 
 import pytest
@@ -416,6 +416,23 @@ def test_what_the_choice_took_beyond_the_same_from_c_is_told_in_the_measure_of_t
         assert line.split()[-2] == "copies", "a floor is no rival"
         assert floor_in(a_cell(shows, direction)) == bool(found)
     assert not floor_in(a_cell("", "out"))
+
+
+def test_no_way_always_has_its_turn_after_the_same_other():
+    turns = []
+
+    class Way:
+        def __init__(self, name):
+            self.name = name
+
+        def run(self):
+            turns.append(self.name)
+            return Taken(1.0, 1e5, 1.0)
+
+    taken = matrix._repeated([Way(name) for name in "abcdef"], 9, {})
+    assert [len(taken[name]) for name in "abcdef"] == [9] * 6
+    for name in "abcdef":
+        assert len({before for before, turn in pairwise(turns) if turn == name}) > 2
 
 
 def test_a_floor_is_the_best_of_no_cell_however_fast_it_is():

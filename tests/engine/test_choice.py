@@ -83,21 +83,14 @@ def test_favor_compute_never_takes_the_kernel_and_says_why(monkeypatch):
     assert "favor is 'compute'" in explained.why_not["kernel"]
 
 
-def longer_beside_kernels(batch_s):
-    """What batches take there."""
-    return batch_s * choice._TIMES_BESIDE_KERNELS["batch"]
-
-
 @pytest.mark.parametrize("direction", ["out", "in"])
 def test_beside_kernels_the_ring_must_win_by_more_than_its_wait_for_them(direction):
-    wait_s, batch_s = choice._WAIT_BESIDE_KERNELS_S, longer_beside_kernels(1.0)
-    for favor, lead_s, expected in [("compute", 0.9, "batch"), ("compute", 1.1, "ring")]:
-        chosen, _ = chooser(Rig(), favor, ring_and_batch(batch_s - lead_s * wait_s, 1.0))
+    wait_s = choice._WAIT_BESIDE_KERNELS_S
+    for favor, lead_s, expected in [("swap", 0.9, "ring"), ("compute", 0.9, "batch"), ("compute", 1.1, "ring")]:
+        chosen, _ = chooser(Rig(), favor, ring_and_batch(1.0 - lead_s * wait_s, 1.0))
         chosen.exclude("split", "planted")
         assert chosen.choose(Plan([3], [5]), direction) == expected
         assert chosen.explain(Plan([3], [5]), direction).chosen == expected
-    chosen, _ = chooser(Rig(), "swap", ring_and_batch(1.0 - 0.9 * wait_s, 1.0))
-    assert chosen.choose(Plan([3], [5]), direction) == "ring"
 
 
 @pytest.mark.parametrize("direction", ["out", "in"])
@@ -106,13 +99,15 @@ def test_beside_kernels_a_swap_is_split_where_batches_hide_more_of_a_wait_than_t
     rig, plan = Rig(), Plan([3, 8], [5, 9])
     rig.driver.batched_bytes = sum(SIZES)
     wait_s = choice._WAIT_BESIDE_KERNELS_S
-    costs = ring_and_batch(0.9 * wait_s, wait_s / choice._TIMES_BESIDE_KERNELS["batch"])
-    expected = {"swap": "batch", "compute": "split"}
+    costs = ring_and_batch(0.9 * wait_s, wait_s)
+    expected = {"swap": "ring", "compute": "split"}
     for favor in ("swap", "compute"):
         chosen, _ = chooser(rig, favor, costs)
         assert chosen.choose(plan, direction) == expected[favor]
-    assert chosen.explain(plan, direction).expected_s["split"] == pytest.approx(1.9 * wait_s)
-    assert chosen.explain(plan, direction).expected_s["ring"] == pytest.approx(2.8 * wait_s)
+    copy_s = choice._COPY_BESIDE_KERNELS_S
+    assert chosen.explain(plan, direction).expected_s["split"] == pytest.approx(1.9 * wait_s + 4 * copy_s)
+    assert chosen.explain(plan, direction).expected_s["ring"] == pytest.approx(2.8 * wait_s + 2 * copy_s)
+    assert chosen.explain(plan, direction).expected_s["batch"] == pytest.approx(2.0 * wait_s + 6 * copy_s)
 
 
 @pytest.mark.parametrize(
@@ -157,10 +152,9 @@ def test_the_least_expected_time_is_chosen_of_those_that_may_be_used(costs, ids,
     rig, favor, plan = Rig(), data.draw(st.sampled_from(("swap", "compute"))), Plan(*ids)
     chosen, pair = chooser(rig, favor, costs)
     both_ways = data.draw(st.booleans())
-    times, wait_s = (dict(costs.both_ways) if both_ways else dict.fromkeys(CURVES, 1.0)), 0.0
-    if favor == "compute":
-        times["batch"], wait_s = longer_beside_kernels(times["batch"]), choice._WAIT_BESIDE_KERNELS_S
-    model = CostModel(costs, pair, direction, times, wait_s)
+    times = costs.both_ways if both_ways else None
+    waits_s = (choice._WAIT_BESIDE_KERNELS_S, choice._COPY_BESIDE_KERNELS_S) if favor == "compute" else (0.0, 0.0)
+    model = CostModel(costs, pair, direction, times, *waits_s)
     usable = {"copies", "batch", "ring", "kernel" if favor == "swap" else "split"}
     for name in data.draw(st.permutations(MODELLED)):
         expected = dict(zip(MODELLED, model.expected(plan).tolist(), strict=True))

@@ -66,7 +66,7 @@ def resampled(curve, size):
     return low * (high / low) ** (power - below)
 
 
-def expected_in_words(costs, rig, pair, plan, direction, wait_s):
+def expected_in_words(costs, rig, pair, plan, direction, wait_s, copy_s):
     """What costs.py says a piece is, of each transport."""
     way = costs.out if direction == "out" else costs.in_
     expected = {name: way["ring" if name == "split" else name].fixed_s for name in MODELLED}
@@ -89,7 +89,7 @@ def expected_in_words(costs, rig, pair, plan, direction, wait_s):
             expected["copies"] += runs * layers * (length * resampled(rows, size) + rows.fixed_s)
         else:
             expected["copies"] += runs * layers * pieces * resampled(way["copies"], piece)
-        expected["batch"] += runs * layers * pieces * resampled(way["batch"], piece)
+        expected["batch"] += runs * layers * pieces * (resampled(way["batch"], piece) + copy_s)
         expected["kernel"] += blocks * layers * resampled(way["kernel"], size)
     host = (plan.run_target if direction == "out" else plan.run_source).tolist()
     spans = sorted(zip(host, plan.run_blocks.tolist(), strict=True), key=lambda span: span[0])
@@ -97,7 +97,7 @@ def expected_in_words(costs, rig, pair, plan, direction, wait_s):
     rows_a_slot = rig.driver.ring_slot_bytes // sum(rig.sizes)
     pieces = [sum(rig.sizes)] if rig.layout == "block_major" else list(rig.sizes)  # that lie side by side, or not
     count = min(float(blocks), stretches + blocks / max(1, rows_a_slot))
-    ring_s = sum(count * resampled(way["ring"], blocks / count * size) for size in pieces)
+    ring_s = sum(count * (resampled(way["ring"], blocks / count * size) + copy_s) for size in pieces)
     by_batches = min(blocks, rig.driver.batched_bytes // sum(rig.sizes)) / blocks
     batches_s = by_batches * (expected["batch"] - way["batch"].fixed_s)
     expected["split"] += max(batches_s, wait_s) + (1 - by_batches) * ring_s if by_batches < 1 else batches_s
@@ -115,13 +115,14 @@ def expected_in_words(costs, rig, pair, plan, direction, wait_s):
     ),
     ring_blocks=st.integers(1, 9),
     pitch=st.sampled_from((2**31 - 1, 4000)),
-    wait_s=st.sampled_from((0.0, 1e-3)),
+    waits_s=st.sampled_from(((0.0, 0.0), (1e-3, 1e-5))),
 )
-def test_the_model_is_what_its_words_say(costs, ids, direction, layout, sizes, ring_blocks, pitch, wait_s):
+def test_the_model_is_what_its_words_say(costs, ids, direction, layout, sizes, ring_blocks, pitch, waits_s):
     rig = Rig(sizes=sizes, layout=layout, ring_blocks=ring_blocks, pitch_bytes_max=pitch)
     pair, plan = rig.swapper("copies").pair, Plan(*ids)
-    found = CostModel(costs, pair, direction, wait_s=wait_s).expected(plan)
-    expected = expected_in_words(costs, rig, pair, plan, direction, wait_s)
+    wait_s, copy_s = waits_s
+    found = CostModel(costs, pair, direction, wait_s=wait_s, copy_s=copy_s).expected(plan)
+    expected = expected_in_words(costs, rig, pair, plan, direction, wait_s, copy_s)
     assert found == pytest.approx(list(expected.values()), rel=1e-9)
 
 

@@ -445,9 +445,15 @@ BUGS = [
     Bug("a kernel later by a little is passed over", _COSTS, "if usable[KERNEL] and", "if False and", CHOICE),
     Bug("a kernel later by much is taken", _COSTS, "min(_TIE_S, _TIE_PART * expected[soonest])", "_TIE_S", CHOICE),
     Bug("what waits is counted twice", _COSTS, "max(wait_s, by_batches)", "wait_s + by_batches", COSTS),
-    Bug("batches take no longer beside kernels", _CHOICE, '{"batch": 1.3}', '{"batch": 1.0}', CHOICE),
-    Bug("a narrow lead is the ring's beside kernels too", _CHOICE, 'if self._favor == "compute"', "if False", CHOICE),
-    Bug("both ways at once cost nothing more", _CHOICE, "if both_ways else dict", "if False else dict", CHOICE),
+    Bug(
+        "copies take no longer beside kernels",
+        _CHOICE,
+        "(_WAIT_BESIDE_KERNELS_S, _COPY",
+        "(_WAIT_BESIDE_KERNELS_S, 0 * _COPY",
+        CHOICE,
+    ),
+    Bug("nothing waits beside kernels", _CHOICE, 'if self._favor == "compute"', "if False", CHOICE),
+    Bug("both ways at once cost nothing more", _CHOICE, "if both_ways else None", "if False else None", CHOICE),
     Bug(
         "the slowest is chosen",
         _COSTS,
@@ -905,6 +911,7 @@ BUGS = [
     Bug(
         "sparing compute slows the GEMM", "bench/beside_report.py", " and row.slowdown <= SLOWDOWN_MAX\n", "\n", BESIDE
     ),
+    Bug("each way comes after the same other", "bench/matrix.py", "random.sample(ways, len(ways))", "ways", MATRIX),
     Bug("bench keeps nothing before the end", "bench/matrix.py", "keep(run.report(now))", "pass", MATRIX),
     Bug("a file is half written", "files.py", "os.replace(beside, path)", "path.write_text(text)", FILES),
     # ---- what a replay says ----
