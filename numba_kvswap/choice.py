@@ -65,7 +65,7 @@ class Chooser:
         """costs: the machine's, where they are not to be looked up or measured. Needs the current context."""
         self._pair, self._favor = pair, favor
         self._costs = costs or costs_of(pair.driver, pair.device_cache.device)
-        self._models: dict[tuple[Direction, bool], CostModel] = {}
+        self._models: dict[tuple[Direction, bool], tuple[CostModel, dict[tuple[int, int, int], str]]] = {}
         self._why_not = {name: _why_not(name, pair) for name in MODELLED}
         # Each new pair asking again would cost each an allocation that fails; one told to use the ring does ask again.
         why_no_ring = device_tools(pair.driver, pair.device_cache.device).why_no_ring
@@ -77,26 +77,24 @@ class Chooser:
 
     def choose(self, plan: Plan, direction: Direction, *, both_ways: bool = False) -> str:
         """The name of the transport. both_ways: whether swaps go the other way at the same time."""
-        if plan.runs > 1:
-            return self._soonest(plan, direction, both_ways)
-        # Of one run nothing matters but its length, and such swaps are small: most of their time is the host's.
-        known = self._of_one_run.setdefault((direction, both_ways), {})
-        found = known.get(plan.blocks)
+        model, known = self._model(direction, both_ways)
+        sizes = model.sizes_of(plan)
+        found = known.get(sizes)
         if found is None:
             if len(known) >= _KNOWN_MAX:
                 known.clear()
-            found = known[plan.blocks] = self._soonest(plan, direction, both_ways)
+            found = known[sizes] = MODELLED[model.soonest(plan, self._usable_mask)]
         return found
 
-    def _soonest(self, plan: Plan, direction: Direction, both_ways: bool) -> str:
-        return MODELLED[self._model(direction, both_ways).soonest(plan, self._usable_mask)]
-
-    def _model(self, direction: Direction, both_ways: bool) -> CostModel:
-        if (direction, both_ways) not in self._models:
+    def _model(self, direction: Direction, both_ways: bool) -> tuple[CostModel, dict[tuple[int, int, int], str]]:
+        """And what it has chosen so far, by what matters of a plan: in short swaps most of the time is the host's."""
+        found = self._models.get((direction, both_ways))
+        if found is None:
             times = self._costs.both_ways if both_ways else None
             waits_s = (_WAIT_BESIDE_KERNELS_S, _COPY_BESIDE_KERNELS_S) if self._favor == "compute" else (0.0, 0.0)
-            self._models[direction, both_ways] = CostModel(self._costs, self._pair, direction, times, *waits_s)
-        return self._models[direction, both_ways]
+            model = CostModel(self._costs, self._pair, direction, times, *waits_s)
+            found = self._models[direction, both_ways] = model, {}
+        return found
 
     def exclude(self, name: str, why: str) -> bool:
         """No longer use a transport that turned out not to work here; False where it is the last one."""
@@ -109,10 +107,11 @@ class Chooser:
     def _set_usable(self) -> None:
         self._usable = [name for name in MODELLED if not self._why_not[name]]
         self._usable_mask = np.array([not self._why_not[name] for name in MODELLED])
-        self._of_one_run: dict[tuple[Direction, bool], dict[int, str]] = {}
+        for _model, known in list(self._models.values()):
+            known.clear()
 
     def explain(self, plan: Plan, direction: Direction, *, both_ways: bool = False) -> Explanation:
-        expected = self._model(direction, both_ways).expected(plan).tolist()
+        expected = self._model(direction, both_ways)[0].expected(plan).tolist()
         return Explanation(
             chosen=self.choose(plan, direction, both_ways=both_ways),
             favor=self._favor,

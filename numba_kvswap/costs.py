@@ -22,10 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_kvswap.cache_pair import CachePair, Direction
-from numba_kvswap.ids import Ids, Integers
+from numba_kvswap.ids import Integers
 from numba_kvswap.jit import compiled, holding_the_gil
 from numba_kvswap.plan import Plan
-from numba_kvswap.plan_loops import order_of, order_of_briefly
 from numba_kvswap.submit import PIECE_BYTES, PIECE_STRIDE
 from numba_kvswap.transports.ring import pieces_of
 
@@ -42,8 +41,6 @@ SPLIT = 4
 _TIE_S, _TIE_PART = 20e-6, 0.1
 # Points of a curve that is resampled for the compiled model: one a power of two, from 1 byte to 2 GiB.
 _POWERS = 32
-# So many runs are sorted in tens of microseconds, which is no reason to give up the GIL.
-_BRIEF_RUNS_MAX = 4096
 
 
 @dataclass(frozen=True)
@@ -138,7 +135,7 @@ class CostModel:
         if times is not None:
             self._pieces = self._pieces * np.array([[times[name]] for name in CURVES])
         self._waits_s = wait_s, copy_s
-        groups, host_is_target = pair.groups, direction == "out"
+        groups = pair.groups
         dense = (groups.device[:, 1] == groups.block_bytes) & (groups.host[:, 1] == groups.block_bytes)
         pitches = np.maximum(groups.device[:, 1], groups.host[:, 1])
         self._groups = _counted([groups.layers, groups.block_bytes, dense, pitches <= pair.driver.pitch_bytes_max])
@@ -146,8 +143,7 @@ class CostModel:
         ring = pieces_of(pair.host_cache.layers, slot_bytes)
         self._ring = _counted([ring.words[:, PIECE_STRIDE], ring.words[:, PIECE_BYTES]])
         self._slot_rows, self._batched_blocks = ring.rows, pair.driver.batched_bytes // pair.block_bytes
-        self._host_is_target = host_is_target
-        self._as_it_is: Ids = np.empty(0, np.int64)
+        self._host = 1 if direction == "out" else 0
 
     def expected(self, plan: Plan) -> Seconds:
         """Seconds from the call to the last byte, of each of MODELLED, whether it can move these caches or not."""
@@ -158,14 +154,13 @@ class CostModel:
         is expected next to as soon, its."""
         return _soonest(usable, *self._arguments(plan))
 
+    def sizes_of(self, plan: Plan) -> tuple[int, int, int]:
+        """All that matters of a plan: its runs, its blocks, and stretches of these on the host."""
+        return plan.runs, plan.blocks, plan.stretches[self._host]
+
     def _arguments(self, plan: Plan) -> tuple[Any, ...]:
-        host, order = plan.run_target, self._as_it_is  # which ascend already
-        if not self._host_is_target:
-            host = plan.run_source
-            if host.size > 1:
-                order = (order_of_briefly if host.size <= _BRIEF_RUNS_MAX else order_of)(host)
         scalars = self._slot_rows, self._batched_blocks, *self._waits_s
-        return host, plan.run_blocks, order, self._groups, self._ring, *scalars, self._fixed, self._pieces
+        return *self.sizes_of(plan), self._groups, self._ring, *scalars, self._fixed, self._pieces
 
 
 def _counted(columns: Sequence[npt.NDArray[Any]]) -> Integers:
@@ -177,9 +172,9 @@ def _counted(columns: Sequence[npt.NDArray[Any]]) -> Integers:
 @compiled
 def _soonest_nogil(
     usable: npt.NDArray[np.bool_],
-    run_host: Ids,
-    run_blocks: Ids,
-    order: Ids,
+    runs: int,
+    blocks: int,
+    stretches: int,
     groups: Integers,
     ring: Integers,
     slot_rows: int,
@@ -190,7 +185,7 @@ def _soonest_nogil(
     pieces: Seconds,
 ) -> int:
     expected = _expected_nogil(
-        run_host, run_blocks, order, groups, ring, slot_rows, batched_blocks, wait_s, copy_s, fixed, pieces
+        runs, blocks, stretches, groups, ring, slot_rows, batched_blocks, wait_s, copy_s, fixed, pieces
     )
     soonest = -1
     for index in range(expected.size):
@@ -203,9 +198,9 @@ def _soonest_nogil(
 
 @compiled
 def _expected_nogil(
-    run_host: Ids,
-    run_blocks: Ids,
-    order: Ids,
+    runs: int,
+    blocks: int,
+    stretches: int,
     groups: Integers,
     ring: Integers,
     slot_rows: int,
@@ -215,17 +210,10 @@ def _expected_nogil(
     fixed: Seconds,
     pieces: Seconds,
 ) -> Seconds:
-    """order: the runs by ascending host block; empty where they are so already. groups: [kinds, 5], layers, block
+    """stretches: of neighbouring host blocks. groups: [kinds, 5], layers, block
     bytes, whether blocks are dense on both sides, whether their distances fit a 2-D copy, how many such groups there
     are. ring: [kinds, 3], distance and bytes of a piece's rows on the host, how many such pieces there are.
     batched_blocks: how many a split swap leaves to batches. wait_s, copy_s: see CostModel."""
-    runs, blocks, stretches = run_blocks.size, 0, 0
-    end = np.int64(-1)
-    for i in range(runs):
-        run = order[i] if order.size else i
-        stretches += run_host[run] != end
-        end = run_host[run] + run_blocks[run]
-        blocks += run_blocks[run]
     expected = np.empty(SPLIT + 1)
     expected[: RING + 1], expected[SPLIT] = fixed[: RING + 1], fixed[RING]
     if blocks == 0:

@@ -32,7 +32,8 @@ class Plan:
         run_source, run_target, run_blocks: first source, first target and length of every run, by
             ascending target.
 
-    Also: `blocks`, those that move, one a target.
+    Also: `blocks`, those that move, one a target; `stretches`, how many there are of neighbouring blocks among the
+    sources, up or down in the order given, and among the targets.
 
     Raises:
         TypeError: an id is not an integer (bool, float, None, ...), or the ids are not one-dimensional.
@@ -47,6 +48,7 @@ class Plan:
     run_target: Ids
     run_blocks: Ids
     blocks: int
+    stretches: tuple[int, int]
     _largest: tuple[int, int]
 
     __slots__ = (
@@ -57,6 +59,7 @@ class Plan:
         "run_target",
         "sides",
         "source_ids",
+        "stretches",
         "target_ids",
     )
 
@@ -78,7 +81,7 @@ class Plan:
 
     def _fill(self, source: Ids, target: Ids, sides: Sides, blocks: tuple[int, int]) -> None:
         plan = planned_briefly if source.size <= _BRIEF_PAIRS_MAX else planned
-        source_min, source_max, target_min, target_max, moved, runs = plan(source, target)
+        source_min, source_max, target_min, target_max, moved, *stretches, runs = plan(source, target)
         if source_min < 0 or source_max >= blocks[0]:
             _check_side(source, blocks[0], sides[0])
         if target_min < 0 or target_max >= blocks[1]:
@@ -92,6 +95,7 @@ class Plan:
         put(self, "run_target", runs[1])
         put(self, "run_blocks", runs[2])
         put(self, "blocks", moved)
+        put(self, "stretches", tuple(stretches))
         put(self, "sides", sides)
         put(self, "_largest", (source_max, target_max))
 

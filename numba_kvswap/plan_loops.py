@@ -12,21 +12,27 @@ _DIGITS = 1 << _DIGIT_BITS
 
 
 @compiled
-def planned(source_ids: Ids, target_ids: Ids) -> tuple[np.int64, np.int64, np.int64, np.int64, int, Ids]:
-    """Smallest and largest source, smallest and largest target, blocks that move, runs; all of it in one call.
+def planned(source_ids: Ids, target_ids: Ids) -> tuple[np.int64, np.int64, np.int64, np.int64, int, int, int, Ids]:
+    """Smallest and largest source, smallest and largest target, blocks that move, stretches of neighbouring sources, up
+    or down in the order given, and of targets, runs; all of it in one call.
 
     Runs: int64 [3, runs], first source, first target and blocks of each, by ascending target; none where an id is
     negative. A smallest that is not negative is told as 0, a largest of no ids as -1.
     """
     source_min, source_max = _extremes(source_ids)
     target_min, target_max = _extremes(target_ids)
-    blocks = 0
+    blocks, source_stretches, target_stretches = 0, 0, 0
     if source_min < 0 or target_min < 0:
-        return source_min, source_max, target_min, target_max, blocks, np.empty((3, 0), np.int64)
+        return source_min, source_max, target_min, target_max, blocks, 0, 0, np.empty((3, 0), np.int64)
     runs = _merged_runs(source_ids, target_ids)
+    end = np.int64(-1)
     for run in range(runs.shape[1]):
         blocks += runs[2, run]
-    return source_min, source_max, target_min, target_max, blocks, runs
+        target_stretches += runs[1, run] != end
+        end = runs[1, run] + runs[2, run]
+    for i in range(source_ids.size):
+        source_stretches += i == 0 or abs(source_ids[i] - source_ids[i - 1]) != 1
+    return source_min, source_max, target_min, target_max, blocks, source_stretches, target_stretches, runs
 
 
 @compiled

@@ -66,6 +66,10 @@ def resampled(curve, size):
     return low * (high / low) ** (power - below)
 
 
+def stretches_of(ids):
+    return sum(at == 0 or abs(ids[at - 1] - block) != 1 for at, block in enumerate(ids))
+
+
 def expected_in_words(costs, rig, pair, plan, direction, wait_s, copy_s):
     """What costs.py says a piece is, of each transport."""
     way = costs.out if direction == "out" else costs.in_
@@ -91,9 +95,8 @@ def expected_in_words(costs, rig, pair, plan, direction, wait_s, copy_s):
             expected["copies"] += runs * layers * pieces * resampled(way["copies"], piece)
         expected["batch"] += runs * layers * pieces * (resampled(way["batch"], piece) + copy_s)
         expected["kernel"] += blocks * layers * resampled(way["kernel"], size)
-    host = (plan.run_target if direction == "out" else plan.run_source).tolist()
-    spans = sorted(zip(host, plan.run_blocks.tolist(), strict=True), key=lambda span: span[0])
-    stretches = sum(at == 0 or spans[at - 1][0] + spans[at - 1][1] != first for at, (first, _) in enumerate(spans))
+    host = sorted(set(plan.target_ids.tolist())) if direction == "out" else plan.source_ids.tolist()
+    stretches = stretches_of(host)
     rows_a_slot = rig.driver.ring_slot_bytes // sum(rig.sizes)
     pieces = [sum(rig.sizes)] if rig.layout == "block_major" else list(rig.sizes)  # that lie side by side, or not
     count = min(float(blocks), stretches + blocks / max(1, rows_a_slot))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import sys
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import numpy as np
@@ -50,6 +51,15 @@ def test_runs_do_not_depend_on_the_order_of_pairs_once_targets_are_distinct(pair
     shuffled = order.sample(distinct, len(distinct))
     plans = [Plan([s for _, s in each], [t for t, _ in each]) for each in (distinct, shuffled)]
     assert runs_of(plans[0]) == runs_of(plans[1])
+
+
+@given(pairs=id_pairs(8, 8))
+def test_stretches_are_of_sources_as_they_came_and_of_targets_each_once(pairs):
+    plan = Plan(*pairs)
+    sources, targets = pairs[0], sorted(set(pairs[1]))
+    found = [1 + sum(abs(one - other) != 1 for one, other in pairwise(ids)) if ids else 0 for ids in (sources, targets)]
+    assert plan.stretches == tuple(found)
+    assert plan.reversed().stretches == Plan(*pairs[::-1]).stretches
 
 
 @pytest.mark.parametrize(

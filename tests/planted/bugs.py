@@ -477,7 +477,25 @@ BUGS = [
         "math.isfinite(value) and value >= 0",
         COSTS,
     ),
-    Bug("stretches are not counted", _COSTS, "stretches += run_host[run] != end", "stretches += 1", COSTS),
+    Bug(
+        "stretches of targets are runs",
+        _LOOPS,
+        "target_stretches += runs[1, run] != end",
+        "target_stretches += 1",
+        PLAN,
+    ),
+    Bug(
+        "stretches of sources are pairs", _LOOPS, "i == 0 or abs(source_ids[i] - source_ids[i - 1]) != 1", "True", PLAN
+    ),
+    Bug("stretches of the device", _COSTS, 'self._host = 1 if direction == "out" else 0', "self._host = 0", COSTS),
+    Bug(
+        "what was chosen is chosen for other sizes",
+        _CHOICE,
+        "sizes = model.sizes_of(plan)",
+        "sizes = plan.runs, 0, 0",
+        CHOICE,
+    ),
+    Bug("what was chosen is chosen for ever", _CHOICE, "            known.clear()\n\n", "            pass\n\n", CHOICE),
     Bug(
         "costs of another machine are read", "calibration.py", "*fingerprint(driver, device), *(", "device, *(", CHOICE
     ),
