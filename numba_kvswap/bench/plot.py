@@ -21,9 +21,9 @@ from numba_kvswap.bench.rows import Row
 from numba_kvswap.bench.ways import C_LOOP
 
 _GREY = "#808080"
-# Okabe and Ito's colours, which the colour-blind tell apart; those that show on white and on black.
-_COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_MARKS = ("o", "s", "^", "D", "v", "P")
+# Six of Okabe and Ito's colours, which the colour-blind tell apart, and three more; all show on white and on black.
+_COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#999933", "#6a51a3")
+_MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "h")
 _STYLE = {
     "svg.fonttype": "none",
     "font.size": 10,

@@ -17,7 +17,7 @@ from numba_kvswap.bench.cell_ways import Taken
 from numba_kvswap.bench.cells import CUDA_AXES, select
 from numba_kvswap.bench.launch_ways import LAUNCH_C
 from numba_kvswap.bench.matrix_report import MatrixReport
-from numba_kvswap.bench.named_ways import AUTO
+from numba_kvswap.bench.named_ways import AUTO, CHOICES, FIXED
 from numba_kvswap.bench.rows import Measured, rows_of
 from numba_kvswap.bench.ways import C_LOOP
 from numba_kvswap.link import Link
@@ -108,6 +108,12 @@ def test_a_floor_from_c_is_in_no_picture_and_changes_no_colour(words):
     found = words(BenchReport("cuda", {}, {}, matrix=made_up_matrix((C_LOOP, LAUNCH_C, *ways[1:]))))
     assert set(found) == {"bandwidth.svg", "choice.svg"}
     assert not any(LAUNCH_C in svg for svg in found.values())
+
+
+def test_every_way_has_a_look_of_its_own():
+    ways = (C_LOOP, *FIXED, *CHOICES)
+    colours, marks = zip(*(pictures._look(way, ways) for way in ways), strict=True)
+    assert len(set(colours)) == len(set(marks)) == len(ways)
 
 
 def test_a_square_of_the_map_counts_cells_that_differ_in_layers():
