@@ -171,6 +171,21 @@ def test_the_least_expected_time_is_chosen_of_those_that_may_be_used(costs, ids,
     assert chosen.choose(plan, direction, both_ways=both_ways) in usable  # the last one is never given up
 
 
+@pytest.mark.parametrize("direction", ["out", "in"])
+def test_what_was_chosen_before_says_nothing_of_other_sizes(direction):
+    """By batches each plan of two runs takes as long; for the ring, two blocks a slot, blocks and stretches count."""
+    way = {name: Curve(1e-9, [1 << 20], [{"ring": 0.6, "batch": 1.0}.get(name, 9.0)]) for name in CURVES}
+    chosen, _ = chooser(Rig(layout="layer_major"), "swap", Costs("a made machine", way, way, NO_LONGER))
+    expected = [
+        (([0, 3], [8, 5]), "ring"),
+        (([0, 3, 4, 5, 6], [8, 1, 2, 3, 4]), "batch"),
+        (([0, 1, 5, 6], [2, 3, 8, 9]), "batch"),
+        (([0, 1, 5, 6], [2, 3, 4, 5]), "ring"),
+    ]
+    for ids, name in (*expected, *expected):
+        assert chosen.choose(Plan(*(ids if direction == "out" else ids[::-1])), direction) == name
+
+
 # ---- what is said of it ----
 
 
