@@ -1,4 +1,5 @@
-"""Which transport takes a plan: the one expected to be soonest done, of those that may be used."""
+"""Which transport takes a plan: the one expected to be soonest done, of those that may be used; or the kernel, where it
+is expected next to as soon."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ Favor = Literal["swap", "compute"]
 # them it made that 1.1 to 3.8 times as slow (docs/notes.md).
 _AGAINST: Mapping[Favor, tuple[str, str]] = {
     "compute": ("kernel", "it keeps multiprocessors busy"),
-    "swap": ("split", "it gains beside other kernels alone"),
+    "swap": ("split", "it gains only beside other kernels"),
 }
 # Beside kernels that fill the device, which is when favor="compute" is asked for, one kernel of the ring waits for one
 # of those to end while no copies go on, the first one out, the last one in: a bf16 8192^3 GEMM takes an H200 1.65 ms.
-# And who launches them takes the driver from who submits copies: 1 GiB in 32,768 copies took 25 ms instead of 19.6.
+# And who launches them keeps the driver from who submits copies: 1 GiB in 32,768 copies took 25 ms instead of 19.6.
 _WAIT_BESIDE_KERNELS_S, _COPY_BESIDE_KERNELS_S = 1.65e-3, 0.17e-6
 _KNOWN_MAX = 4096
 
@@ -52,10 +53,14 @@ class Explanation:
             f"{self.chosen}: swap {self.direction} of {self.bytes:,} bytes, favor={self.favor!r}, by {self.machine}"
         ]
         for name, seconds in sorted(self.expected_s.items(), key=lambda each: each[1]):
-            note = self.why_not.get(name) or ("chosen" if name == self.chosen else "")
+            note = self.why_not.get(name) or (self._how_chosen() if name == self.chosen else "")
             rate = self.bytes / seconds / 1e9
             lines.append(f"  {name:<7} {seconds * 1e6:>12,.1f} us {rate:>7.1f} GB/s  {note}".rstrip())
         return "\n".join(lines)
+
+    def _how_chosen(self) -> str:
+        usable = (name for name in self.expected_s if name not in self.why_not)
+        return "chosen" if self.chosen == min(usable, key=self.expected_s.__getitem__) else "chosen: next to as soon"
 
 
 class Chooser:

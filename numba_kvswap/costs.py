@@ -33,11 +33,11 @@ Seconds = npt.NDArray[np.float64]
 #: The curves a machine has, in the order in which the model holds them. "rows" are those of 2-D copies.
 CURVES = ("copies", "batch", "kernel", "ring", "rows")
 COPIES, BATCH, KERNEL, RING, ROWS = range(5)
-#: The transports that the model knows, in its order.
+#: The transports that the model knows, in its order: up to the ring that of the curves.
 MODELLED = (*CURVES[:4], "split")
 SPLIT = 4
-# A kernel is taken where it is expected to be later than another by no more than this, and than this part: the fixed
-# costs that decide short swaps vary by as much from one moment to the next, its own, the fewest calls, the least.
+# Where a kernel is expected to be later than another by no more than this, and than this part, it is taken: the fixed
+# costs that decide short swaps were found to vary by up to twice (docs/notes.md), and it makes the fewest driver calls.
 _TIE_S, _TIE_PART = 20e-6, 0.1
 # Points of a curve that is resampled for the compiled model: one a power of two, from 1 byte to 2 GiB.
 _POWERS = 32
@@ -130,7 +130,7 @@ class CostModel:
         copy_s: float = 0.0,
     ) -> None:
         """times: of each of CURVES, how many times as long its pieces take as they do with nothing beside them.
-        wait_s: how long a kernel waits for others to end. copy_s: how much longer a copy in a batch takes."""
+        wait_s: how long a kernel waits for others to end. copy_s: how much longer to submit each engine copy takes."""
         self._fixed, self._pieces = costs.tables[direction]
         if times is not None:
             self._pieces = self._pieces * np.array([[times[name]] for name in CURVES])
@@ -142,7 +142,7 @@ class CostModel:
         slot_bytes = pair.driver.ring_slot_bytes
         ring = pieces_of(pair.host_cache.layers, slot_bytes)
         self._ring = _counted([ring.words[:, PIECE_STRIDE], ring.words[:, PIECE_BYTES]])
-        self._slot_rows, self._batched_blocks = ring.rows, pair.driver.batched_bytes // pair.block_bytes
+        self._slot_rows, self._batched_blocks = ring.rows, pair.driver.split_batch_bytes // pair.block_bytes
         self._host = 1 if direction == "out" else 0
 
     def expected(self, plan: Plan) -> Seconds:
@@ -155,7 +155,7 @@ class CostModel:
         return _soonest(usable, *self._arguments(plan))
 
     def sizes_of(self, plan: Plan) -> tuple[int, int, int]:
-        """All that matters of a plan: its runs, its blocks, and stretches of these on the host."""
+        """All that matters of a plan: its runs, its blocks, and stretches of neighbours on the host (see Plan)."""
         return plan.runs, plan.blocks, plan.stretches[self._host]
 
     def _arguments(self, plan: Plan) -> tuple[Any, ...]:
@@ -225,11 +225,11 @@ def _expected_nogil(
         piece_bytes = run_length / pieces_a_run * size
         as_rows = not dense and fits and run_length > 1
         if pieces_a_run < layers * (1.0 if as_rows else pieces_a_run):
-            copies = pieces_a_run * (layers * _cost(pieces[ROWS], piece_bytes) + fixed[ROWS])
+            copies = pieces_a_run * (layers * _cost(pieces[ROWS], piece_bytes) + fixed[ROWS] + copy_s)
         elif as_rows:
-            copies = layers * (run_length * _cost(pieces[ROWS], size) + fixed[ROWS])
+            copies = layers * (run_length * _cost(pieces[ROWS], size) + fixed[ROWS] + copy_s)
         else:
-            copies = layers * pieces_a_run * _cost(pieces[COPIES], piece_bytes)
+            copies = layers * pieces_a_run * (_cost(pieces[COPIES], piece_bytes) + copy_s)
         expected[COPIES] += count * runs * copies
         expected[BATCH] += count * runs * layers * pieces_a_run * (_cost(pieces[BATCH], piece_bytes) + copy_s)
         expected[KERNEL] += count * blocks * layers * _cost(pieces[KERNEL], size)

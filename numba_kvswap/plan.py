@@ -33,7 +33,7 @@ class Plan:
             ascending target.
 
     Also: `blocks`, those that move, one a target; `stretches`, how many there are of neighbouring blocks among the
-    sources, up or down in the order given, and among the targets.
+    sources and among the targets; those of sources far apart are counted in the order given, so perhaps too many.
 
     Raises:
         TypeError: an id is not an integer (bool, float, None, ...), or the ids are not one-dimensional.

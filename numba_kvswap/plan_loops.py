@@ -9,19 +9,20 @@ from numba_kvswap.jit import compiled, holding_the_gil
 
 _DIGIT_BITS = 11
 _DIGITS = 1 << _DIGIT_BITS
+_MARKED_A_BLOCK = 16
 
 
 @compiled
 def planned(source_ids: Ids, target_ids: Ids) -> tuple[np.int64, np.int64, np.int64, np.int64, int, int, int, Ids]:
-    """Smallest and largest source, smallest and largest target, blocks that move, stretches of neighbouring sources, up
-    or down in the order given, and of targets, runs; all of it in one call.
+    """Smallest and largest source, smallest and largest target, blocks that move, stretches of neighbouring sources and
+    of targets, runs; all of it in one call.
 
     Runs: int64 [3, runs], first source, first target and blocks of each, by ascending target; none where an id is
     negative. A smallest that is not negative is told as 0, a largest of no ids as -1.
     """
     source_min, source_max = _extremes(source_ids)
     target_min, target_max = _extremes(target_ids)
-    blocks, source_stretches, target_stretches = 0, 0, 0
+    blocks, target_stretches = 0, 0
     if source_min < 0 or target_min < 0:
         return source_min, source_max, target_min, target_max, blocks, 0, 0, np.empty((3, 0), np.int64)
     runs = _merged_runs(source_ids, target_ids)
@@ -30,9 +31,26 @@ def planned(source_ids: Ids, target_ids: Ids) -> tuple[np.int64, np.int64, np.in
         blocks += runs[2, run]
         target_stretches += runs[1, run] != end
         end = runs[1, run] + runs[2, run]
-    for i in range(source_ids.size):
-        source_stretches += i == 0 or abs(source_ids[i] - source_ids[i - 1]) != 1
-    return source_min, source_max, target_min, target_max, blocks, source_stretches, target_stretches, runs
+    return source_min, source_max, target_min, target_max, blocks, _stretches(source_ids), target_stretches, runs
+
+
+@compiled
+def _stretches(ids: Ids) -> int:
+    """Of neighbouring blocks, each block once, where they lie within some times as many. A sort for the others would
+    take as long as the rest of a plan; of them those count as neighbours that come one after the other, up or down."""
+    found, smallest, largest = 0, ids[0] if ids.size else np.int64(0), np.int64(-1)
+    for i in range(ids.size):
+        smallest, largest = min(smallest, ids[i]), max(largest, ids[i])
+    if largest - smallest >= _MARKED_A_BLOCK * ids.size:
+        for i in range(ids.size):
+            found += i == 0 or abs(ids[i] - ids[i - 1]) != 1
+        return found
+    marked = np.zeros(largest - smallest + 2, np.bool_)  # one more in front, which stays empty
+    for i in range(ids.size):
+        marked[ids[i] - smallest + 1] = True
+    for at in range(1, marked.size):
+        found += marked[at] and not marked[at - 1]
+    return found
 
 
 @compiled

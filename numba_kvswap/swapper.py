@@ -26,8 +26,9 @@ class Swapper:
     checked without ids is checked here, once.
 
     transport: how bytes travel: "copies", "batch", "kernel", "ring", "split", or "auto", whichever is expected to be
-        done first with a plan (see `explain`). On a machine's first use "auto" measures what they cost there, for some
-        2 s and with 256 MiB a side for the time being, and keeps that on disk.
+        done first with a plan, or a kernel that is expected next to as soon (see `explain`). On a machine's first use
+        "auto" measures what they cost there, for some 2 s and with 256 MiB a side for the time being, and keeps that
+        on disk.
     favor: what "auto" looks at: "swap", the swap's own time alone; "compute" also leaves out what would slow down
         other kernels much, and counts with waits for them.
 

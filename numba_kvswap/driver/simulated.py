@@ -197,7 +197,7 @@ class SimulatedDriver(Driver):
         super().__init__()
         self.has_batch = has_batch
         self.ring_slots, self.ring_slot_bytes = 3, ring_slot_bytes
-        self.batched_bytes = ring_slot_bytes
+        self.split_batch_bytes = ring_slot_bytes
         self.pitch_bytes_max = pitch_bytes_max
         self.memory_bytes_max = memory_bytes_max
         self.hang_seconds = hang_seconds

@@ -111,8 +111,9 @@ class Driver(ABC):
     #: What waiting for multiprocessors costs with these and with others, docs/notes.md says.
     ring_slots: int = 8
     ring_slot_bytes: int = 16 << 20
-    #: What goes by batches where a swap is split between these and the ring: what the link carries in 1.2 ms.
-    batched_bytes: int = 64 << 20
+    #: Of a split swap, what goes by batches: 48 to 80 MiB did as well beside a GEMM, more was worse at 1 GiB
+    #: (docs/notes.md).
+    split_batch_bytes: int = 64 << 20
 
     def __init__(self) -> None:
         #: What this driver still works on, kept alive until it has landed.

@@ -47,10 +47,8 @@ def submit(job: Job) -> Submission:
     driver, sides = pair.driver, sides_of(pair)
     failed = np.zeros(FAILED_WORDS, np.int64)
     aside = device_tools(driver, pair.device_cache.device).aside if job.stream in _LEGACY else _NOTHING_ASIDE
-    copies_max = BATCH_COPIES if driver.entry_points.memcpy_batch_async else BRIEF_CALLS
-    brief = plan.blocks * len(pair.device_cache.layers) <= copies_max
     with driver.uninterrupted():
-        status = (batch_runs_briefly if brief else batch_runs)(
+        status = (batch_runs_briefly if is_brief(pair, plan.blocks) else batch_runs)(
             driver.entry_points.words,
             np.uint64(job.stream),
             job.events,
@@ -63,6 +61,12 @@ def submit(job: Job) -> Submission:
             failed,
         )
     return outcome(driver, status, failed, streams=aside[:1].tolist() if aside[0] else ())
+
+
+def is_brief(pair: CachePair, blocks: int) -> bool:
+    """Whether so many blocks are submitted so soon that the GIL need not be given up."""
+    copies_max = BATCH_COPIES if pair.driver.entry_points.memcpy_batch_async else BRIEF_CALLS
+    return blocks * len(pair.device_cache.layers) <= copies_max
 
 
 def sides_of(pair: CachePair) -> Sides:

@@ -1,8 +1,9 @@
 """The ring for most of a swap, and batches for as much as would else wait with it for other kernels to end.
 
 Where others hold all multiprocessors, the ring's first kernel out, and its last one in, waits for them, and the link
-with it: up to 1.6 ms a swap beside a bf16 8192^3 GEMM on an H200. Engine copies need no multiprocessor: they fill that
-gap. With nothing beside it a split swap takes no less than the better of the two.
+with it: up to 1.65 ms a swap beside a bf16 8192^3 GEMM on an H200. Engine copies need no multiprocessor: they fill that
+gap. With nothing beside it a split swap of 256 MiB takes as long as the ring's at blocks of 16 KiB up, 1.13 and 1.26
+times as long at 4 KiB, and short ones, which go all by batches, longer than these alone. The memory is the ring's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import numpy as np
 from numba_kvswap.cache_pair import CachePair, Direction
 from numba_kvswap.ids import Ids
 from numba_kvswap.submit import (
-    BATCH_COPIES,
     FAILED_LAYER,
     FAILED_RUN,
     FAILED_WORDS,
@@ -24,7 +24,7 @@ from numba_kvswap.submit import (
     split_over_runs,
     split_over_runs_briefly,
 )
-from numba_kvswap.transports import BRIEF_CALLS, Job, Submission, batch, outcome, ring
+from numba_kvswap.transports import Job, Submission, batch, outcome, ring
 
 _RING_STREAMS = [RING_KERNELS, RING_COPIES, RING_BATCHES]
 
@@ -45,7 +45,8 @@ def submit(job: Job) -> Submission:
     by_ring, by_batches = _parts(job)
     of_ring, arguments = ring.ready_for(job, by_ring.source, by_ring.target, by_ring.blocks)
     sides, failed = batch.sides_of(pair), np.zeros(FAILED_WORDS, np.int64)
-    loop = split_over_runs_briefly if _is_brief(pair, job.direction, by_ring, by_batches) else split_over_runs
+    brief = batch.is_brief(pair, by_batches.all_blocks) and ring.is_brief(pair, job.direction, by_ring.all_blocks)
+    loop = split_over_runs_briefly if brief else split_over_runs
     beside = (
         by_batches.source,
         by_batches.target,
@@ -64,7 +65,7 @@ def submit(job: Job) -> Submission:
 
 @dataclass(frozen=True)
 class _Part:
-    """Some of a plan's runs. runs: which ones, one of them perhaps cut: the other part has the rest of it."""
+    """Some of the runs of `CachePair.runs`. runs: which ones; of the last or the first one perhaps a part."""
 
     runs: Ids
     source: Ids
@@ -82,20 +83,14 @@ def _parts(job: Job) -> tuple[_Part, _Part]:
     source, target, blocks = pair.runs(job.plan, job.direction)
     order = ring.host_order(target if job.direction == "out" else source)
     ends = np.cumsum(blocks[order])
-    by_ring = max(0, job.plan.blocks - pair.driver.batched_bytes // pair.block_bytes)
-    whole = int(np.searchsorted(ends, by_ring, "right"))
-    rest = by_ring - int(ends[whole - 1]) if whole else by_ring
-    first, last = order[: whole + (rest > 0)], order[whole:]
+    ring_blocks = max(0, job.plan.blocks - pair.driver.split_batch_bytes // pair.block_bytes)
+    whole = int(np.searchsorted(ends, ring_blocks, "right"))  # runs that the ring has whole
+    head = ring_blocks - int(ends[whole - 1]) if whole else ring_blocks  # and its blocks of the run that is cut
+    first, last = order[: whole + (head > 0)], order[whole:]
     first_blocks, last_blocks, skipped = blocks[first], blocks[last], np.zeros(last.size, np.int64)
-    if rest:
-        first_blocks[-1], last_blocks[0], skipped[0] = rest, last_blocks[0] - rest, rest
+    if head:
+        first_blocks[-1], last_blocks[0], skipped[0] = head, last_blocks[0] - head, head
     return (
         _Part(first, source[first], target[first], first_blocks),
         _Part(last, source[last] + skipped, target[last] + skipped, last_blocks),
     )
-
-
-def _is_brief(pair: CachePair, direction: Direction, by_ring: _Part, by_batches: _Part) -> bool:
-    copies_max = BATCH_COPIES if pair.driver.entry_points.memcpy_batch_async else BRIEF_CALLS
-    few = by_batches.all_blocks * len(pair.device_cache.layers) <= copies_max
-    return few and ring.is_brief(pair, direction, by_ring.all_blocks)

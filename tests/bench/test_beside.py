@@ -179,9 +179,9 @@ def test_a_window_goes_on_until_an_iteration_of_the_work_fits_into_it():
 def test_a_window_lasts_from_landing_to_landing_however_late_one_hears_of_them():
     driver = SimulatedDriver(schedule=b"\x01" * 1000)  # what is put there runs at once
     with driver.activate(0):
-        window = beside._window(beside._Swaps(driver, NoSwaps(late_s=0.05), 0), 0.0, None)
+        window = beside._window(beside._Swaps(driver, NoSwaps(late_s=0.4), 0), 0.0, None)
     assert window.landed == 1
-    assert window.seconds < 0.02
+    assert window.seconds < 0.4  # that one landing heard of late would be as long
 
 
 def test_work_that_fails_is_told_to_whoever_asks_and_ends():

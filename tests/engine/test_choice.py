@@ -97,7 +97,7 @@ def test_beside_kernels_the_ring_must_win_by_more_than_its_wait_for_them(directi
 def test_beside_kernels_a_swap_is_split_where_batches_hide_more_of_a_wait_than_they_cost(direction):
     """A block of two waits for as long as it takes by batches."""
     rig, plan = Rig(), Plan([3, 8], [5, 9])
-    rig.driver.batched_bytes = sum(SIZES)
+    rig.driver.split_batch_bytes = sum(SIZES)
     wait_s = choice._WAIT_BESIDE_KERNELS_S
     costs = ring_and_batch(0.9 * wait_s, wait_s)
     expected = {"swap": "ring", "compute": "split"}

@@ -66,10 +66,6 @@ def resampled(curve, size):
     return low * (high / low) ** (power - below)
 
 
-def stretches_of(ids):
-    return sum(at == 0 or abs(ids[at - 1] - block) != 1 for at, block in enumerate(ids))
-
-
 def expected_in_words(costs, rig, pair, plan, direction, wait_s, copy_s):
     """What costs.py says a piece is, of each transport."""
     way = costs.out if direction == "out" else costs.in_
@@ -88,20 +84,19 @@ def expected_in_words(costs, rig, pair, plan, direction, wait_s, copy_s):
         as_rows = not dense and length > 1 and max(d_stride, h_stride) <= pair.driver.pitch_bytes_max
         calls_by_layer = layers * (1.0 if as_rows else pieces)
         if pieces < calls_by_layer:
-            expected["copies"] += runs * pieces * (layers * resampled(rows, piece) + rows.fixed_s)
+            expected["copies"] += runs * pieces * (layers * resampled(rows, piece) + rows.fixed_s + copy_s)
         elif as_rows:
-            expected["copies"] += runs * layers * (length * resampled(rows, size) + rows.fixed_s)
+            expected["copies"] += runs * layers * (length * resampled(rows, size) + rows.fixed_s + copy_s)
         else:
-            expected["copies"] += runs * layers * pieces * resampled(way["copies"], piece)
+            expected["copies"] += runs * layers * pieces * (resampled(way["copies"], piece) + copy_s)
         expected["batch"] += runs * layers * pieces * (resampled(way["batch"], piece) + copy_s)
         expected["kernel"] += blocks * layers * resampled(way["kernel"], size)
-    host = sorted(set(plan.target_ids.tolist())) if direction == "out" else plan.source_ids.tolist()
-    stretches = stretches_of(host)
+    stretches = plan.stretches[1 if direction == "out" else 0]
     rows_a_slot = rig.driver.ring_slot_bytes // sum(rig.sizes)
     pieces = [sum(rig.sizes)] if rig.layout == "block_major" else list(rig.sizes)  # that lie side by side, or not
     count = min(float(blocks), stretches + blocks / max(1, rows_a_slot))
     ring_s = sum(count * (resampled(way["ring"], blocks / count * size) + copy_s) for size in pieces)
-    by_batches = min(blocks, rig.driver.batched_bytes // sum(rig.sizes)) / blocks
+    by_batches = min(blocks, rig.driver.split_batch_bytes // sum(rig.sizes)) / blocks
     batches_s = by_batches * (expected["batch"] - way["batch"].fixed_s)
     expected["split"] += max(batches_s, wait_s) + (1 - by_batches) * ring_s if by_batches < 1 else batches_s
     expected["ring"] += ring_s + wait_s

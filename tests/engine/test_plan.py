@@ -53,13 +53,21 @@ def test_runs_do_not_depend_on_the_order_of_pairs_once_targets_are_distinct(pair
     assert runs_of(plans[0]) == runs_of(plans[1])
 
 
-@given(pairs=id_pairs(8, 8))
-def test_stretches_are_of_sources_as_they_came_and_of_targets_each_once(pairs):
+def stretches(ids):
+    return 1 + sum(abs(one - other) != 1 for one, other in pairwise(ids)) if ids else 0
+
+
+@given(pairs=id_pairs(12, 12))
+def test_stretches_are_of_neighbours_in_whatever_order_they_came(pairs):
     plan = Plan(*pairs)
-    sources, targets = pairs[0], sorted(set(pairs[1]))
-    found = [1 + sum(abs(one - other) != 1 for one, other in pairwise(ids)) if ids else 0 for ids in (sources, targets)]
-    assert plan.stretches == tuple(found)
-    assert plan.reversed().stretches == Plan(*pairs[::-1]).stretches
+    assert plan.stretches == tuple(stretches(sorted(set(ids))) for ids in pairs)
+    assert plan.reversed().stretches == plan.stretches[::-1]
+
+
+@given(count=st.integers(1, 20), step=st.sampled_from([1, -1, 2]))
+def test_far_apart_they_are_counted_as_they_came(count, step):
+    sources = [10_000, *(100 + step * i for i in range(count))]
+    assert Plan(sources, range(count + 1)).stretches == (stretches(sources), 1)
 
 
 @pytest.mark.parametrize(

@@ -401,8 +401,8 @@ BUGS = [
         RACES,
     ),
     # ---- a split swap ----
-    Bug("the rest of a cut run is lost", _SPLIT, "last_blocks[0] - rest, rest\n", "last_blocks[0] - rest, 0\n", SPLIT),
-    Bug("a cut run is the batches' whole", _SPLIT, "[: whole + (rest > 0)]", "[:whole]", SPLIT),
+    Bug("the rest of a cut run is lost", _SPLIT, "last_blocks[0] - head, head\n", "last_blocks[0] - head, 0\n", SPLIT),
+    Bug("a cut run is the batches' whole", _SPLIT, "[: whole + (head > 0)]", "[:whole]", SPLIT),
     Bug("batches have the first on the host", _SPLIT, "order = ring.host_order(", "order = -ring.host_order(-", SPLIT),
     Bug(
         "a failed batch names its own run",
@@ -484,9 +484,7 @@ BUGS = [
         "target_stretches += 1",
         PLAN,
     ),
-    Bug(
-        "stretches of sources are pairs", _LOOPS, "i == 0 or abs(source_ids[i] - source_ids[i - 1]) != 1", "True", PLAN
-    ),
+    Bug("stretches of sources are pairs", _LOOPS, "marked[at] and not marked[at - 1]", "marked[at]", PLAN),
     Bug("stretches of the device", _COSTS, 'self._host = 1 if direction == "out" else 0', "self._host = 0", COSTS),
     Bug(
         "what was chosen is chosen for other sizes",
@@ -612,7 +610,13 @@ BUGS = [
     Bug("what was dropped again is swapped out", "replay/tiers.py", "del draft.out[dropped]", "pass", TIERS),
     Bug("a block named twice breaks a run", "replay/tiers.py", "np.diff(np.unique(blocks),", "np.diff(blocks,", TIERS),
     # ---- what is refused ----
-    Bug("first id unchecked", _LOOPS, "for i in range(ids.size):", "for i in range(1, ids.size):", CLASS_1),
+    Bug(
+        "first id unchecked",
+        _LOOPS,
+        "for i in range(ids.size):\n        smallest = min",
+        "for i in range(1, ids.size):\n        smallest = min",
+        CLASS_1,
+    ),
     Bug("upper bound off by one", _PLAN, "source_max >= blocks[0]:", "source_max > blocks[0]:"),
     Bug("the target's upper bound off by one", _PLAN, "target_max >= blocks[1]:", "target_max > blocks[1]:"),
     Bug("negative ids pass", _PLAN, "if source_min < 0 or source_max", "if source_max", CLASS_1),
