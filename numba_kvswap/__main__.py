@@ -71,6 +71,8 @@ def _add_calibrate(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
+    from numba_kvswap.transports.named import TRANSPORTS
+
     parser.add_argument("trace", nargs="?", type=Path, metavar="TRACE.jsonl", help="default: one made from --seed")
     parser.add_argument(
         "--requests", type=_count, metavar="N", help=f"stop after N; default: the whole trace, or {_MADE_REQUESTS} made"
@@ -95,7 +97,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         type=_names,
         action="extend",
         metavar="NAME[,NAME]",
-        help="auto (the default), copies, batch, kernel or ring; several: the trace once for each, then a comparison",
+        help=f"auto (the default), {', '.join(TRANSPORTS)}; several: the trace once for each, then a comparison",
     )
     parser.add_argument("--favor", choices=("swap", "compute"), default="swap", help="what auto spares; default: swap")
     parser.add_argument("--block-tokens", type=_count, default=512, metavar="T", help="divides an id's 512")

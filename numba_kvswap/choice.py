@@ -47,10 +47,13 @@ class Explanation:
     expected_s: Mapping[str, float]
     why_not: Mapping[str, str]
     machine: str
+    both_ways: bool = False
 
     def __repr__(self) -> str:
+        beside = " while swaps go the other way" if self.both_ways else ""
         lines = [
-            f"{self.chosen}: swap {self.direction} of {self.bytes:,} bytes, favor={self.favor!r}, by {self.machine}"
+            f"{self.chosen}: swap {self.direction} of {self.bytes:,} bytes{beside}, favor={self.favor!r}, by costs of "
+            f"{self.machine}"
         ]
         for name, seconds in sorted(self.expected_s.items(), key=lambda each: each[1]):
             note = self.why_not.get(name) or (self._how_chosen() if name == self.chosen else "")
@@ -125,6 +128,7 @@ class Chooser:
             expected_s=dict(zip(MODELLED, expected, strict=True)),
             why_not={name: why for name, why in self._why_not.items() if why},
             machine=self._costs.machine,
+            both_ways=both_ways,
         )
 
 

@@ -195,7 +195,8 @@ class Swapper:
                 return name, transport
 
     def __repr__(self) -> str:
-        return f"Swapper({self.device_cache!r}, {self.host_cache!r})"
+        how = f"transport={self._transport!r}, favor={self._favor!r}"
+        return f"Swapper({self.device_cache!r}, {self.host_cache!r}, {how})"
 
 
 def _source_first(direction: Direction, device_and_host: tuple[_T, _T]) -> tuple[_T, _T]:

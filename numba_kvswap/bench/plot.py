@@ -50,7 +50,9 @@ def plot(report: BenchReport, folder: Path) -> list[Path]:
     """
     pictures = dict(_pictures(report))
     if not pictures:
-        raise ValueError("the report holds neither a matrix nor work beside; expected what bench --json wrote")
+        raise ValueError(
+            "the report holds neither a matrix nor work beside; expected what bench --what matrix or --beside wrote"
+        )
     try:
         import matplotlib
     except ImportError as error:

@@ -124,6 +124,8 @@ def test_where_the_kernel_is_expected_next_to_as_soon_it_is_taken(kernel_s, batc
     chosen, _ = chooser(Rig(), "swap", Costs("a made machine", way, way, NO_LONGER))
     for ids in ([3], [5]), ([3, 1], [5, 9]):
         assert chosen.choose(Plan(*ids), "out") == expected
+    soon = "next to as soon" in repr(chosen.explain(Plan([3], [5]), "out"))
+    assert soon == (expected == "kernel")
     chosen.exclude("kernel", "planted")
     assert chosen.choose(Plan([3], [5]), "out") == "batch"
 
@@ -197,6 +199,7 @@ def test_the_table_lists_every_transport_by_its_time_with_what_keeps_it_out():
         text = repr(explained)
         head, *lines = text.splitlines()
         assert head.startswith(f"{explained.chosen}: swap {direction} of {3 * sum(rig.sizes):,} bytes, favor='compute'")
+        assert "while swaps go the other way" in repr(swapper.explain(plan, direction, both_ways=True))
         assert h200_costs().machine in head
         names = [line.split()[0] for line in lines]
         assert names == sorted(MODELLED, key=explained.expected_s.__getitem__)

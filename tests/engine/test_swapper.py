@@ -286,5 +286,6 @@ def test_an_unknown_stream_is_an_error_of_that_call_alone(simulated):
 def test_representations_say_what_they_are(simulated):
     layers = spaced_layers(simulated, 2)
     with HostCache.allocate(DeviceCache(layers), blocks=4) as host:
-        text = repr(Swapper(layers, host))
+        text = repr(Swapper(layers, host, transport="batch"))
+        assert "transport='batch', favor='swap'" in text
     assert "2 layers, 8 blocks of 32 bytes" in text and "simulated device 0" in text and "4 blocks" in text
