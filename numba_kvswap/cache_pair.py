@@ -121,14 +121,24 @@ class CachePair:
         if not self.host_cuts.size:
             return runs
         host, blocks = (runs[1] if direction == "out" else runs[0]), runs[2]
-        first = np.searchsorted(self.host_cuts, host, "right")  # of the cuts within each run
-        parts = 1 + np.searchsorted(self.host_cuts, host + blocks, "left") - first
+        first, parts = self._parts_of_runs(host, blocks)
         run = np.repeat(np.arange(blocks.size), parts)
         part = np.arange(run.size) - np.repeat(np.cumsum(parts) - parts, parts)
         # Where each part begins, from its run's start: at 0, or at the cut before it.
         begin = np.where(part == 0, 0, self.host_cuts[np.maximum(first[run] + part - 1, 0)] - host[run])
         end = np.where(part == parts[run] - 1, blocks[run], np.append(begin[1:], 0))
         return runs[0][run] + begin, runs[1][run] + begin, end - begin
+
+    def plans_run(self, plan: Plan, direction: Direction, index: int) -> int:
+        """Of which of the plan's runs the one at `index` in `runs` is a part."""
+        host = plan.run_target if direction == "out" else plan.run_source
+        _first, parts = self._parts_of_runs(host, plan.run_blocks)
+        return int(np.searchsorted(np.cumsum(parts), index, "right"))
+
+    def _parts_of_runs(self, host: Ids, blocks: Ids) -> tuple[Ids, Ids]:
+        """Of each run the first of the cuts within it, and into how many parts it is cut."""
+        first = np.searchsorted(self.host_cuts, host, "right")
+        return first, 1 + np.searchsorted(self.host_cuts, host + blocks, "left") - first
 
     def _grouped(self, host_places: tuple[Places, ...]) -> LayerGroups:
         device, host = self.device_cache.layers, self.host_cache.layers

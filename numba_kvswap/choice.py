@@ -115,8 +115,8 @@ class Chooser:
     def _set_usable(self) -> None:
         self._usable = [name for name in MODELLED if not self._why_not[name]]
         self._usable_mask = np.array([not self._why_not[name] for name in MODELLED])
-        for _model, known in list(self._models.values()):
-            known.clear()
+        # New ones: who is just choosing, in another thread, may still remember what is no longer usable.
+        self._models = {each: (model, {}) for each, (model, _known) in list(self._models.items())}
 
     def explain(self, plan: Plan, direction: Direction, *, both_ways: bool = False) -> Explanation:
         expected = self._model(direction, both_ways)[0].expected(plan).tolist()

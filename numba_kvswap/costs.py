@@ -87,7 +87,7 @@ class Costs:
             out, in_ = ({name: _curve(found[way][name]) for name in CURVES} for way in ("out", "in_"))
             both_ways = {name: _positive(found["both_ways"][name]) for name in CURVES}
             return cls(str(found["machine"]), out, in_, both_ways)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
             raise ValueError(f"these are no costs of transports: {type(error).__name__}: {error}") from error
 
 

@@ -158,6 +158,7 @@ class Swapper:
         with pair.driver.activate(pair.device_cache.device):
             name, transport = self._ready_transport(plan, direction, handle)
             transfer = Transfer(plan, pair, direction, handle, name)
+            job = Job(plan, pair, direction, handle, transfer.events.words, transfer.keep)
             try:
                 with transfer.submitting:
                     # Known before it is submitted, so that a close in another thread waits for it, or is seen here.
@@ -165,18 +166,16 @@ class Swapper:
                     self._traffic.add(transfer)  # within, or whoever looks would take it for landed
                     pair.host_cache.check_open()
                     transfer.marker = "stream"  # should the next line be interrupted, who knows what it has put there
-                    submission = transport.submit(
-                        Job(plan, pair, direction, handle, transfer.events.words, transfer.keep)
-                    )
+                    submission = transport.submit(job)
                     transfer.marker = submission.marker
             finally:
-                if transfer.marker == "stream":
+                if transfer.marker == "stream" and not job.unjoined:
                     transfer.mark_again()
         if submission.error is not None:
             try:
                 raise submission.error
             finally:
-                del submission, transfer, pair  # or the error's traceback holds them, and they it
+                del submission, transfer, job, pair  # or the error's traceback holds them, and they it
         return transfer
 
     def _ready_transport(self, plan: Plan, direction: Direction, stream: int) -> tuple[str, Transport]:

@@ -48,7 +48,7 @@ def bench(engine: str, repeats: int, calls: int = 300, *, only_calls: bool = Fal
     """Measure on "simulated" or "cuda": all `repeats` times, plans more often, and transports' calls `calls` times.
 
     only_calls: without plans, without the link, and without every way that makes a driver call a copy. That leaves the
-    whole calls, each row cut short so that all of them take 25 s, and one launch beside the same from C.
+    whole calls, each row cut short so that the swaps of all of them take 25 s, and one launch beside the same from C.
 
     Host time ends when everything is submitted. Where the driver's queue is full, submitting waits for the device,
     the same in every way. The simulated device's figures show that the benchmark works and mean nothing else:

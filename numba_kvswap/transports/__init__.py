@@ -46,7 +46,8 @@ class Submission:
 @dataclass(slots=True)  # not frozen, which would make making one take twice as long
 class Job:
     """One swap to be submitted. events: handles of two, to be recorded before and after. keep: what it is given stays
-    alive until the swap has landed."""
+    alive until the swap has landed. unjoined: whether parts of it may be on streams that its own does not wait for, so
+    that nothing recorded there would tell when it has landed."""
 
     plan: Plan
     pair: CachePair
@@ -54,19 +55,23 @@ class Job:
     stream: int
     events: Words
     keep: Callable[[object], None]
+    unjoined: bool = False
 
 
-def outcome(driver: Driver, status: int, failed: Integers, streams: Iterable[int] = ()) -> Submission:
+def outcome(job: Job, status: int, failed: Integers, streams: Iterable[int] = ()) -> Submission:
     """What a loop of submit.py left in `failed`, and the status it returned, in words.
 
-    streams: those besides the job's own that hold parts of it. Where they could not be joined to that one they are
-    waited for here: nothing on it would tell of them.
+    failed: its run is one of `CachePair.runs`. streams: those besides the job's own that hold parts of it. Where they
+    could not be joined to that one they are waited for here: nothing on it would tell of them.
     """
+    driver = job.pair.driver
     end_status = int(failed[END_STATUS])
     if not status and not end_status:
         return _DONE
     if end_status:
+        job.unjoined = True  # and so it stays where a signal cuts the wait short
         _wait_for(driver, streams)
+        job.unjoined = False
     marker: Marker = "stream" if end_status else "event"
     if not status:
         advice = "The copies are on the stream, but no event marks their end; synchronize the stream"
@@ -76,7 +81,9 @@ def outcome(driver: Driver, status: int, failed: Integers, streams: Iterable[int
     if not failed[BEGUN]:
         advice = "Nothing was copied; is the stream alive, and of this device?"
         return Submission("nothing", KVSwapDriverError(call, name, advice=advice))
-    layer, run = (int(failed[word]) if failed[FAILED_LAYER] >= 0 else None for word in (FAILED_LAYER, FAILED_RUN))
+    layer, run = None, None
+    if failed[FAILED_LAYER] >= 0:
+        layer, run = int(failed[FAILED_LAYER]), job.pair.plans_run(job.plan, job.direction, int(failed[FAILED_RUN]))
     advice = "The targets of this swap hold undefined bytes; nothing else was touched"
     return Submission(marker, KVSwapDriverError(call, name, layer=layer, run=run, advice=advice))
 

@@ -60,7 +60,7 @@ def submit(job: Job) -> Submission:
             sides.blocks_first,
             failed,
         )
-    return outcome(driver, status, failed, streams=aside[:1].tolist() if aside[0] else ())
+    return outcome(job, status, failed, streams=aside[:1].tolist() if aside[0] else ())
 
 
 def is_brief(pair: CachePair, blocks: int) -> bool:

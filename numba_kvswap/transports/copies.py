@@ -46,4 +46,4 @@ def submit(job: Job) -> Submission:
             groups.layers,
             failed,
         )
-    return outcome(driver, status, failed)
+    return outcome(job, status, failed)

@@ -74,7 +74,7 @@ def submit(job: Job) -> Submission:
             *read_at,
             failed,
         )
-    return outcome(driver, status, failed)
+    return outcome(job, status, failed)
 
 
 def prepared_launch(pair: CachePair, direction: Direction) -> Prepared:

@@ -93,7 +93,7 @@ def submit(job: Job) -> Submission:
     with ring.lock, driver.uninterrupted():
         loop = ring_over_runs_briefly if is_brief(job.pair, job.direction, plan.blocks) else ring_over_runs
         status = loop(*(*arguments, failed))
-    return outcome(driver, status, failed, streams=ring.words[[RING_KERNELS, RING_COPIES]].tolist())
+    return outcome(job, status, failed, streams=ring.words[[RING_KERNELS, RING_COPIES]].tolist())
 
 
 def ready_for(job: Job, source: Ids, target: Ids, blocks: Ids) -> tuple[Ring, tuple[Any, ...]]:

@@ -60,7 +60,7 @@ def submit(job: Job) -> Submission:
         status = loop(*(*arguments, *beside, failed))
     if failed[FAILED_LAYER] >= 0:  # of a batch: the ring names no run
         failed[FAILED_RUN] = by_batches.runs[failed[FAILED_RUN]]
-    return outcome(driver, status, failed, streams=of_ring.words[_RING_STREAMS].tolist())
+    return outcome(job, status, failed, streams=of_ring.words[_RING_STREAMS].tolist())
 
 
 @dataclass(frozen=True)

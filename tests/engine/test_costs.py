@@ -220,6 +220,16 @@ def test_a_text_that_is_no_costs_is_a_value_error(kind):
         Costs.from_json(damaged(kind, h200_costs().to_json()))
 
 
+@pytest.mark.parametrize("kind", ["deep", "endless", "huge"])
+def test_so_is_what_python_cannot_take_in(kind):
+    found = json.loads(h200_costs().to_json())
+    found["out"]["ring"]["bytes"][-1] = float("inf")
+    if kind == "huge":
+        found["out"]["ring"]["bytes"][-1], found["both_ways"]["ring"] = 1 << 30, 10**400
+    with pytest.raises(ValueError, match="no costs of transports"):
+        Costs.from_json("[" * 200_000 if kind == "deep" else json.dumps(found))
+
+
 @given(text=st.one_of(st.text(max_size=30), st.integers(0, 3000).map(lambda cut: h200_costs().to_json()[:cut])))
 def test_so_is_any_other_text(text):
     with pytest.raises(ValueError, match="no costs of transports"):

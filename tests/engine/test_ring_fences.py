@@ -69,6 +69,38 @@ def test_after_a_failure_the_stream_waits_for_what_is_on_the_ring(direction, whi
     driver.stream_synchronize(held.stream.handle)
 
 
+@pytest.mark.parametrize("transport", ["ring", "split"])
+@pytest.mark.parametrize("cut_short_by", [KeyboardInterrupt, KVSwapDriverError("cuStreamSynchronize", "UNKNOWN")])
+def test_what_could_not_be_joined_is_not_taken_for_landed_when_the_wait_for_it_is_cut_short(
+    monkeypatch, transport, cut_short_by
+):
+    rig = Rig(transport, schedule=EAGER)
+    swapper, stream, driver = rig.swapper(), rig.simulated.stream(), rig.driver
+    swap(swapper, "out", *forwards(9), stream).wait()
+    waits = driver.calls["cuStreamWaitEvent"]
+    swap(swapper, "out", *forwards(9), stream).wait()
+    waits = driver.calls["cuStreamWaitEvent"] - waits
+    latch = driver.latch(int(driver.tools[0].ring("out").words[RING_COPIES]))
+    driver.fail("cuStreamWaitEvent", at=waits - 1)  # the join of the ring's copies
+
+    def cut_short(*_streams):
+        raise cut_short_by
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driver, "stream_synchronize", cut_short)
+        patched.setattr(driver, "synchronize", cut_short)
+        with pytest.raises((KeyboardInterrupt, KVSwapDriverError)):
+            swap(swapper, "out", *forwards(9), stream)
+    (work,) = driver.in_flight._pending()
+    assert not any(work.landed() for _ in range(50))
+    with driver.activate(0):
+        driver.stream_synchronize(stream.handle)
+    assert not work.landed()
+    latch.open()
+    assert work.settle() is None
+    assert work.landed()
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_nothing_of_it_starts_before_its_stream_gets_there(direction):
     rig = Rig("ring", schedule=EAGER)

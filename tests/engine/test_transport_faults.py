@@ -10,7 +10,7 @@ import gc
 import pytest
 from transport_rig import EAGER, LAZY, Rig, assert_same, swap
 
-from numba_kvswap import KVSwapDriverError
+from numba_kvswap import KVSwapDriverError, host_memory
 from numba_kvswap.driver.simulated import CALLS
 from numba_kvswap.driver.statuses import INVALID_VALUE
 from numba_kvswap.submit import BATCH_COPIES
@@ -186,6 +186,28 @@ def test_a_failure_in_a_later_batch_is_named_by_its_own_layer_and_run():
     refuse_copy(rig, blocks + 5)
     with pytest.raises(KVSwapDriverError, match="layer 1, run 5"):
         swapper.swap_out(range(0, 2 * blocks, 2), range(blocks), rig.simulated.stream())
+
+
+@pytest.mark.parametrize("transport", ["copies", "batch", "split"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_run_cut_where_a_registration_ends_is_named_as_the_plan_has_it(monkeypatch, transport, direction):
+    page = host_memory.SYSTEM_BLOCK_BYTES
+    monkeypatch.setattr(host_memory, "POOL_BYTES_MIN", 1)
+    monkeypatch.setattr(host_memory, "PIECE_BYTES_MAX", 4 * page)
+    rig = Rig(transport, sizes=[page // 2] * 3, blocks=8, ring_blocks=7, has_batch=False)
+    rig.driver.split_batch_bytes = 100 * page
+    swapper, ids, runs = rig.swapper(), ([0, 1, 2, 3, 4, 6, 7], [0, 1, 2, 3, 4, 5, 6]), set()
+    plan = swapper.checked_plan(direction, *ids)
+    assert plan.runs == 2 and swapper.pair.runs(plan, direction)[0].size > 3
+    swap(swapper, direction, *ids).wait()
+    used = used_by(rig, lambda: swap(swapper, direction, *ids).wait())
+    for call in used.keys() & {"cuMemcpyAsync", "cuMemcpy2DAsync"}:
+        for use in range(used[call]):
+            rig.driver.fail(call, at=use)
+            with pytest.raises(KVSwapDriverError) as caught:
+                swap(swapper, direction, *ids)
+            runs.add(caught.value.run)
+    assert runs - {None} == {0, 1}
 
 
 def test_every_call_is_one_that_can_be_made_to_fail():

@@ -341,6 +341,14 @@ BUGS = [
         FENCES,
     ),
     Bug(
+        "what could not be joined is taken for landed",
+        "swapper.py",
+        'if transfer.marker == "stream" and not job.unjoined:',
+        'if transfer.marker == "stream":',
+        FENCES,
+    ),
+    Bug("a failed part names its own run", "cache_pair.py", 'index, "right"))', 'index, "right")) + index', FAULTS),
+    Bug(
         "what could not be joined is not waited for",
         "transports/__init__.py",
         "        _wait_for(driver, streams)\n",
@@ -493,7 +501,13 @@ BUGS = [
         "sizes = plan.runs, 0, 0",
         CHOICE,
     ),
-    Bug("what was chosen is chosen for ever", _CHOICE, "            known.clear()\n\n", "            pass\n\n", CHOICE),
+    Bug(
+        "what was chosen is chosen for ever",
+        _CHOICE,
+        "(model, {}) for each, (model, _known)",
+        "(model, _known) for each, (model, _known)",
+        CHOICE,
+    ),
     Bug(
         "costs of another machine are read", "calibration.py", "*fingerprint(driver, device), *(", "device, *(", CHOICE
     ),
