@@ -11,6 +11,7 @@ from numba_kvswap.choice import Chooser, Explanation, Favor
 from numba_kvswap.device_tools import device_tools
 from numba_kvswap.driver import KVSwapDriverError
 from numba_kvswap.interop import stream_handle
+from numba_kvswap.overlaps import Overlaps
 from numba_kvswap.plan import Plan
 from numba_kvswap.transfer import Transfer
 from numba_kvswap.transports import Job
@@ -31,6 +32,10 @@ class Swapper:
         on disk.
     favor: what "auto" looks at: "swap", the swap's own time alone; "compute" also leaves out what would slow down
         other kernels much, and counts with waits for them.
+
+    Two swaps of one Swapper that touch the same block, on either side, happen in the order of their calls, whatever
+    their streams; those that do not may overlap, both ways at once. Other work is ordered by the stream alone. Threads
+    may share a Swapper: their swaps are submitted one after the other.
 
     The ring takes 128 MiB of device memory a way, once a process; measuring makes both. All else on the device is
     tables: 48 bytes a layer, and for each swap under way by "kernel", "ring" or "split" up to 32 bytes a pair of ids,
@@ -62,6 +67,7 @@ class Swapper:
         if favor not in ("swap", "compute"):
             raise ValueError(f"favor is {favor!r}; expected 'swap' or 'compute'")
         self._transport, self._favor = transport, favor
+        self._overlaps = Overlaps()
         with self.pair.driver.activate(device.device):
             self._traffic = device_tools(self.pair.driver, device.device).traffic
             if transport == "auto":
@@ -160,11 +166,12 @@ class Swapper:
             transfer = Transfer(plan, pair, direction, handle, name)
             job = Job(plan, pair, direction, handle, transfer.events.words, transfer.keep)
             try:
-                with transfer.submitting:
+                with self._overlaps.lock, transfer.submitting:
                     # Known before it is submitted, so that a close in another thread waits for it, or is seen here.
                     pair.driver.in_flight.add(transfer, transfer.queue)
                     self._traffic.add(transfer)  # within, or whoever looks would take it for landed
                     pair.host_cache.check_open()
+                    self._overlaps.order(transfer, plan)
                     transfer.marker = "stream"  # should the next line be interrupted, who knows what it has put there
                     submission = transport.submit(job)
                     transfer.marker = submission.marker

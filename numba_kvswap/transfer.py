@@ -50,6 +50,11 @@ class Transfer:
         self._owners += (needed,)
 
     @property
+    def known_to_have_landed(self) -> bool:
+        """Whether somebody has asked since it landed."""
+        return not self._owners
+
+    @property
     def unmarked(self) -> bool:
         """Whether it is on its stream and no event marks its end."""
         return self.marker == "stream" and not self.submitting.locked()

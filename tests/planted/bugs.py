@@ -35,6 +35,7 @@ HOST_TIME = "bench/test_host_time.py"
 INTEROP = "engine/test_interop.py"
 MATRIX = "bench/test_matrix.py"
 OP = "engine/test_op.py"
+OVERLAPS = "engine/test_overlaps.py"
 PLAN = "engine/test_plan.py"
 REGISTER = "driver/test_register.py"
 REPLAY_RUN = "replay/test_run.py"
@@ -51,7 +52,7 @@ _IDS, _PLAN, _LOOPS, _SUBMIT = "ids.py", "plan.py", "plan_loops.py", "submit.py"
 _FREE, _SLOTS = "block_allocator.py", "replay/free_blocks.py"
 _COPIES, _LAYERS, _OPS = "transports/copies.py", "layers.py", "ops.py"
 _BATCH, _KERNEL, _RING, _TOOLS = "transports/batch.py", "transports/kernel.py", "transports/ring.py", "device_tools.py"
-_SPLIT = "transports/split.py"
+_SPLIT, _OVERLAPS = "transports/split.py", "overlaps.py"
 _BODY, _COSTS, _CHOICE, _TABLES = "kernels/body.py", "costs.py", "choice.py", "id_tables.py"
 _SIMULATED = "driver/simulated.py"
 _MEMORY, _ROOM, _TRAFFIC = "host_memory.py", "host_room.py", "traffic.py"
@@ -448,6 +449,27 @@ BUGS = [
         SPLIT,
     ),
     Bug("a split swap has memory where a ring has none", _CHOICE, 'in ("ring", "split"):', 'in ("ring",):', SPLIT),
+    # ---- swaps of one Swapper ----
+    Bug("swaps on two streams are not ordered", _OVERLAPS, "other.events.make_wait(transfer.stream)", "pass", OVERLAPS),
+    Bug("a swap waits for the first, not the latest", _OVERLAPS, "in reversed(earlier)", "in earlier", OVERLAPS),
+    Bug("what both write on the host", _OVERLAPS, " or share(one.target_ids, other.source_ids)", "", OVERLAPS),
+    Bug("what one reads of the other's", _OVERLAPS, "share(one.source_ids, other.target_ids) or ", "", OVERLAPS),
+    Bug("swaps of one way", _OVERLAPS, "return share(one.target_ids, other.target_ids)", "return False", OVERLAPS),
+    Bug(
+        "every swap waits for every other",
+        _OVERLAPS,
+        "if collide(plan, transfer.direction, its_plan, other.direction):",
+        "if True:",
+        OVERLAPS,
+    ),
+    Bug("the last marked block is missed", _OVERLAPS, "if one[i] <= largest:", "if one[i] < largest:", OVERLAPS),
+    Bug(
+        "what has landed is remembered",
+        _OVERLAPS,
+        "                earlier.popleft()\n",
+        "                break\n",
+        OVERLAPS,
+    ),
     # ---- the choice ----
     Bug("favor is ignored", _CHOICE, "name, why = _AGAINST[favor]", 'name, why = _AGAINST["swap"]', CHOICE),
     Bug("a kernel later by a little is passed over", _COSTS, "if usable[KERNEL] and", "if False and", CHOICE),

@@ -1,0 +1,89 @@
+"""Which swaps of a Swapper touch the same block, on either side: these are ordered, all others may overlap."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Hashable
+
+import numpy as np
+
+from numba_kvswap.cache_pair import Direction
+from numba_kvswap.ids import Ids
+from numba_kvswap.jit import compiled, holding_the_gil
+from numba_kvswap.plan import Plan
+from numba_kvswap.transfer import Transfer
+
+# Up to so many comparisons each id is compared with each; beyond, those of one plan are marked first.
+_COMPARED_MAX = 4096
+
+
+class Overlaps:
+    """The swaps of one Swapper that may still run, in the order of their submission.
+
+    Attributes: `lock`, to be held from `order` until the swap is on its stream and marked: two threads' swaps are so
+    submitted one after the other. It may be taken again by who has it: what a signal handler or a finalizer swaps in
+    the midst of a submission is not ordered with that one.
+    """
+
+    def __init__(self) -> None:
+        self._by_queue: dict[Hashable, deque[tuple[Transfer, Plan]]] = {}
+        self.lock = threading.RLock()
+
+    def order(self, transfer: Transfer, plan: Plan) -> None:
+        """Make `transfer`, which is not on its stream yet, start there after all before it that touch one of its
+        blocks on other streams. Waits only for one whose end could not be marked. Raises KVSwapDriverError. Needs the
+        current context."""
+        for queue, earlier in list(self._by_queue.items()):
+            while earlier and earlier[0][0].known_to_have_landed:
+                earlier.popleft()
+            if not earlier:
+                del self._by_queue[queue]
+            elif queue != transfer.queue:
+                self._wait_for_one_of(earlier, transfer, plan)
+        self._by_queue.setdefault(transfer.queue, deque()).append((transfer, plan))
+
+    @staticmethod
+    def _wait_for_one_of(earlier: deque[tuple[Transfer, Plan]], transfer: Transfer, plan: Plan) -> None:
+        """The latest that touches the same block: those before it on its stream end before it."""
+        for other, its_plan in reversed(earlier):
+            if collide(plan, transfer.direction, its_plan, other.direction):
+                if other.unmarked:  # nothing on any stream tells of it
+                    other.settle()
+                elif other.marker == "event":
+                    other.events.make_wait(transfer.stream)
+                return
+
+
+def collide(one: Plan, one_way: Direction, other: Plan, other_way: Direction) -> bool:
+    """Whether two swaps touch the same block of device or host, and at least one of them writes it."""
+    if one_way == other_way:  # then each reads the one side and writes the other
+        return share(one.target_ids, other.target_ids)
+    return share(one.source_ids, other.target_ids) or share(one.target_ids, other.source_ids)
+
+
+@compiled
+def _share(one: Ids, other: Ids) -> bool:
+    if one.size * other.size <= _COMPARED_MAX:
+        for i in range(one.size):
+            for j in range(other.size):
+                if one[i] == other[j]:
+                    return True
+        return False
+    largest, beyond = np.int64(-1), np.int64(-1)
+    for i in range(one.size):
+        largest = max(largest, one[i])
+    for j in range(other.size):
+        beyond = max(beyond, other[j])
+    largest = min(largest, beyond)
+    marked = np.zeros(largest + 1, np.bool_)
+    for i in range(one.size):
+        if one[i] <= largest:
+            marked[one[i]] = True
+    found = False
+    for j in range(other.size):
+        found |= other[j] <= largest and marked[other[j]]
+    return found
+
+
+share = holding_the_gil(_share)
