@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,16 +24,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 1 for mismatches, 2 for a mistake in the call."""
     options = _parser().parse_args(arguments)
     try:
-        if getattr(options, "json", None) is not None:
-            # A path that cannot be written is better known before the work than after.
-            if options.json.is_dir():
-                raise IsADirectoryError(f"--json is {str(options.json)!r}, a folder; expected a file")
-            options.json.touch()
-        status: int = options.run(options)
+        with _writable(getattr(options, "json", None)):
+            status: int = options.run(options)
     except (ValueError, OSError, ImportError, MemoryError, KVSwapDriverError) as error:
         print(f"numba-kvswap {options.command}: {error}", file=sys.stderr)
         return 2
     return status
+
+
+@contextmanager
+def _writable(file: Path | None) -> Iterator[None]:
+    """A path that cannot be written is better known before the work than after. What was made to know it, and was not
+    written to, goes again."""
+    if file is None:
+        yield
+        return
+    if file.is_dir():
+        raise IsADirectoryError(f"--json is {str(file)!r}, a folder; expected a file")
+    made = not file.exists()
+    file.touch()
+    try:
+        yield
+    finally:
+        if made and file.is_file() and file.stat().st_size == 0:
+            file.unlink()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -113,7 +128,6 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--what",
         choices=("all", "host-time", "calls", "matrix", "pool"),
-        default="all",
         help="which part; calls: of host time what is quick, whole calls and launches; default: all",
     )
     parser.add_argument(
@@ -271,10 +285,12 @@ def _bench(options: argparse.Namespace) -> int:
     def keep(report: BenchReport) -> None:
         _write(options.json, report.to_json())
 
+    if options.beside and options.what:
+        raise ValueError(f"--what {options.what} and --beside {options.beside} came; expected one of them a run")
     if options.beside:
         bench_beside(_engine(options), options.beside, options.window, keep)
     else:
-        bench(_engine(options), options.what, options.minutes, options.repeats, options.calls, keep)
+        bench(_engine(options), options.what or "all", options.minutes, options.repeats, options.calls, keep)
     return 0
 
 
@@ -282,8 +298,11 @@ def _plot(options: argparse.Namespace) -> int:
     from numba_kvswap.bench.bench_report import BenchReport
     from numba_kvswap.bench.plot import plot
 
-    report = BenchReport.from_json(options.file.read_text(encoding="utf-8"))
-    print(*plot(report, options.out), sep="\n")
+    try:
+        report = BenchReport.from_json(options.file.read_text(encoding="utf-8"))
+        print(*plot(report, options.out), sep="\n")
+    except ValueError as error:
+        raise ValueError(f"{options.file}: {error}") from error
     return 0
 
 

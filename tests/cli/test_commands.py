@@ -256,6 +256,28 @@ def test_bench_beside_a_python_thread(tmp_path, capsys):
     assert "expected python" in capsys.readouterr().err
 
 
+def test_bench_measures_a_part_or_beside_other_work(capsys):
+    assert main(["bench", "--engine", "simulated", "--what", "pool", "--beside", "python"]) == 2
+    assert "--what pool and --beside python came; expected one of them" in capsys.readouterr().err
+
+
+def test_a_command_that_fails_leaves_no_file_of_its_own(tmp_path, capsys):
+    for file, text in ((tmp_path / "new.json", None), (tmp_path / "old.json", "what it held")):
+        if text:
+            file.write_text(text)
+        assert main(["replay", "--transport", "no such", "--engine", "simulated", "--json", str(file)]) == 2
+        assert "no such" in capsys.readouterr().err
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["what it held"]
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "no JSON"])
+def test_plot_names_the_file_that_it_cannot_draw(tmp_path, capsys, text):
+    file = tmp_path / "other.json"
+    file.write_text(text)
+    assert main(["plot", str(file), "--out", str(tmp_path)]) == 2
+    assert f"{file}: " in capsys.readouterr().err
+
+
 @pytest.mark.skipif(cuda_available(), reason="this machine has CUDA")
 def test_the_cuda_engine_without_a_gpu_says_what_is_missing(capsys):
     assert main(["replay", "--engine", "cuda"]) == 2

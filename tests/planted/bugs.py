@@ -16,6 +16,7 @@ CLASS_5 = "conformance/test_class_5_padded_rows.py"
 CLASS_6 = "conformance/test_class_6_width_and_tails.py"
 CLASS_7 = "conformance/test_class_7_batches.py"
 CLASS_8 = "conformance/test_class_8_silent_failure.py"
+COMMANDS = "cli/test_commands.py"
 CLASS_9 = "conformance/test_class_9_lists_of_one_cache.py"
 ALLOCATOR = "engine/test_block_allocator.py"
 BESIDE = "bench/test_beside.py"
@@ -971,6 +972,12 @@ BUGS = [
     ),
     Bug("each way comes after the same other", "bench/matrix.py", "random.sample(ways, len(ways))", "ways", MATRIX),
     Bug("bench keeps nothing before the end", "bench/matrix.py", "keep(run.report(now))", "pass", MATRIX),
+    Bug(
+        "what failed leaves an empty file", "__main__.py", "            file.unlink()\n", "            pass\n", COMMANDS
+    ),
+    Bug(
+        "of what and beside one is ignored", "__main__.py", "if options.beside and options.what:", "if False:", COMMANDS
+    ),
     Bug("a file is half written", "files.py", "os.replace(beside, path)", "path.write_text(text)", FILES),
     # ---- what a replay says ----
     Bug(
