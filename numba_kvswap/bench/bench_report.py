@@ -32,4 +32,7 @@ class BenchReport:
     @classmethod
     def from_json(cls, text: str) -> BenchReport:
         """ValueError, which names the place, where `text` is not what `to_json` writes."""
-        return from_plain(cls, json.loads(text))
+        try:
+            return from_plain(cls, json.loads(text))
+        except (RecursionError, OverflowError) as error:  # nested too deeply, or a number beyond any float
+            raise ValueError(f"the report cannot be read: {error}") from error

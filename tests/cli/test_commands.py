@@ -270,7 +270,7 @@ def test_a_command_that_fails_leaves_no_file_of_its_own(tmp_path, capsys):
     assert [path.read_text() for path in tmp_path.iterdir()] == ["what it held"]
 
 
-@pytest.mark.parametrize("text", ["{}", "[1]", "no JSON"])
+@pytest.mark.parametrize("text", ["{}", "[1]", "no JSON", "[" * 200_000], ids=["object", "list", "none", "deep"])
 def test_plot_names_the_file_that_it_cannot_draw(tmp_path, capsys, text):
     file = tmp_path / "other.json"
     file.write_text(text)
