@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Hashable
 
@@ -14,12 +15,14 @@ from numba_kvswap.jit import compiled, holding_the_gil
 from numba_kvswap.plan import Plan
 from numba_kvswap.transfer import Transfer
 
+_Swaps = deque[tuple[weakref.ref[Transfer], Plan]]
 # Up to so many comparisons each id is compared with each; beyond, those of one plan are marked first.
 _COMPARED_MAX = 4096
 
 
 class Overlaps:
-    """The swaps of one Swapper that may still run, in the order of their submission.
+    """The swaps of one Swapper that may still run, in the order of their submission. It keeps no transfer alive: those
+    that run are kept by the driver's work in flight.
 
     Attributes: `lock`, to be held from `order` until the swap is on its stream and marked: two threads' swaps are so
     submitted one after the other. It may be taken again by who has it: what a signal handler or a finalizer swaps in
@@ -27,7 +30,7 @@ class Overlaps:
     """
 
     def __init__(self) -> None:
-        self._by_queue: dict[Hashable, deque[tuple[Transfer, Plan]]] = {}
+        self._by_queue: dict[Hashable, _Swaps] = {}
         self.lock = threading.RLock()
 
     def order(self, transfer: Transfer, plan: Plan) -> None:
@@ -35,24 +38,40 @@ class Overlaps:
         blocks on other streams. Waits only for one whose end could not be marked. Raises KVSwapDriverError. Needs the
         current context."""
         for queue, earlier in list(self._by_queue.items()):
-            while earlier and earlier[0][0].known_to_have_landed:
-                earlier.popleft()
+            _let_go(earlier)
             if not earlier:
                 del self._by_queue[queue]
             elif queue != transfer.queue:
                 self._wait_for_one_of(earlier, transfer, plan)
-        self._by_queue.setdefault(transfer.queue, deque()).append((transfer, plan))
+        self._by_queue.setdefault(transfer.queue, deque()).append((weakref.ref(transfer), plan))
 
     @staticmethod
-    def _wait_for_one_of(earlier: deque[tuple[Transfer, Plan]], transfer: Transfer, plan: Plan) -> None:
+    def _wait_for_one_of(earlier: _Swaps, transfer: Transfer, plan: Plan) -> None:
         """The latest that touches the same block: those before it on its stream end before it."""
-        for other, its_plan in reversed(earlier):
-            if collide(plan, transfer.direction, its_plan, other.direction):
+        for reference, its_plan in reversed(earlier):
+            other = reference()
+            if other is not None and collide(plan, transfer.direction, its_plan, other.direction):
                 if other.unmarked:  # nothing on any stream tells of it
                     other.settle()
                 elif other.marker == "event":
                     other.events.make_wait(transfer.stream)
                 return
+
+
+def _let_go(swaps: _Swaps) -> None:
+    """Of what has landed, as far as it is known without asking the driver. The oldest mostly say enough; but behind one
+    that nothing marks they may have landed long since."""
+    while swaps and _is_over(swaps[0][0]()):
+        swaps.popleft()
+    oldest = swaps[0][0]() if swaps else None
+    if oldest is not None and oldest.unmarked:
+        still = [each for each in swaps if not _is_over(each[0]())]
+        swaps.clear()
+        swaps.extend(still)
+
+
+def _is_over(transfer: Transfer | None) -> bool:
+    return transfer is None or transfer.known_to_have_landed
 
 
 def collide(one: Plan, one_way: Direction, other: Plan, other_way: Direction) -> bool:

@@ -459,16 +459,16 @@ BUGS = [
     Bug(
         "every swap waits for every other",
         _OVERLAPS,
-        "if collide(plan, transfer.direction, its_plan, other.direction):",
-        "if True:",
+        "if other is not None and collide(plan, transfer.direction, its_plan, other.direction):",
+        "if other is not None:",
         OVERLAPS,
     ),
     Bug("the last marked block is missed", _OVERLAPS, "if one[i] <= largest:", "if one[i] < largest:", OVERLAPS),
     Bug(
         "what has landed is remembered",
         _OVERLAPS,
-        "                earlier.popleft()\n",
-        "                break\n",
+        "        swaps.popleft()\n",
+        "        break\n",
         OVERLAPS,
     ),
     # ---- the choice ----
