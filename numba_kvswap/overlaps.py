@@ -35,8 +35,8 @@ class Overlaps:
 
     def order(self, transfer: Transfer, plan: Plan) -> None:
         """Make `transfer`, which is not on its stream yet, start there after all before it that touch one of its
-        blocks on other streams. Waits only for one whose end could not be marked. Raises KVSwapDriverError. Needs the
-        current context."""
+        blocks on other streams. Waits only for one whose end could not be marked, and raises what kept the driver from
+        saying that it has landed. Raises KVSwapDriverError. Needs the current context."""
         for queue, earlier in list(self._by_queue.items()):
             _let_go(earlier)
             if not earlier:
@@ -47,15 +47,17 @@ class Overlaps:
 
     @staticmethod
     def _wait_for_one_of(earlier: _Swaps, transfer: Transfer, plan: Plan) -> None:
-        """The latest that touches the same block: those before it on its stream end before it."""
+        """The latest that touches the same block and is on its stream: those before it there end before it."""
         for reference, its_plan in reversed(earlier):
             other = reference()
             if other is not None and collide(plan, transfer.direction, its_plan, other.direction):
-                if other.unmarked:  # nothing on any stream tells of it
-                    other.settle()
-                elif other.marker == "event":
+                if other.marker == "event":
                     other.events.make_wait(transfer.stream)
-                return
+                    return
+                if other.unmarked:  # nothing on any stream tells of it
+                    if (doubt := other.settle()) is not None:
+                        raise doubt
+                    return
 
 
 def _let_go(swaps: _Swaps) -> None:

@@ -9,6 +9,7 @@ from numba_kvswap.jit import compiled, holding_the_gil
 
 _DIGIT_BITS = 11
 _DIGITS = 1 << _DIGIT_BITS
+# So many bytes a block are marked to count stretches: no more than the arrays of a sort take.
 _MARKED_A_BLOCK = 16
 
 

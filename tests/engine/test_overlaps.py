@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transport_rig import BLOCKS, EAGER, Rig, assert_same, swap
 
-from numba_kvswap import Plan
+from numba_kvswap import KVSwapDriverError, Plan
 from numba_kvswap.overlaps import collide, share
 from numba_kvswap.testing.strategies import id_pairs
 
@@ -78,6 +78,37 @@ def test_it_waits_for_the_latest_that_touches_its_blocks_not_for_one_behind():
     transfer.wait()
     np.testing.assert_array_equal(rig.device_layers()[0][6], rig.device_layers()[0][3])
     behind.open()
+
+
+def test_one_that_failed_before_it_was_on_its_stream_hides_none_before_it():
+    swapper, latch, streams, rig = held("out", ([0], [1]))
+    rig.driver.fail("cuEventRecord", at=0)
+    with pytest.raises(KVSwapDriverError, match="Nothing was copied"):
+        swap(swapper, "out", [2], [1], streams[0])
+    transfer = swap(swapper, "in", [3], [1], streams[1])
+    assert not any(transfer.done() for _ in range(50))
+    latch.open()
+    transfer.wait()
+    np.testing.assert_array_equal(rig.device_layers()[0][3], rig.device_layers()[0][0])
+
+
+def test_one_of_which_nobody_knows_whether_it_runs_keeps_the_next_from_starting(monkeypatch):
+    swapper, latch, streams, rig = held("out", ([0], [1]))
+    (under_way,) = rig.driver.in_flight._pending()
+    under_way.marker = "stream"  # as after a submission whose end could not be marked
+    before = rig.images()
+
+    def no_answer():
+        raise KVSwapDriverError("cuCtxSynchronize", "CUDA_ERROR_UNKNOWN")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.driver, "synchronize", no_answer)
+        with pytest.raises(KVSwapDriverError, match="cuCtxSynchronize"):
+            swap(swapper, "in", [3], [1], streams[1])
+    assert_same(rig.images(), before)
+    latch.open()
+    swap(swapper, "in", [3], [1], streams[1]).wait()
+    np.testing.assert_array_equal(rig.device_layers()[0][3], rig.device_layers()[0][0])
 
 
 @given(one=id_pairs(8, 8), other=id_pairs(8, 8), ways=st.tuples(DIRECTIONS, DIRECTIONS))

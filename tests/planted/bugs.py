@@ -453,6 +453,14 @@ BUGS = [
     # ---- swaps of one Swapper ----
     Bug("swaps on two streams are not ordered", _OVERLAPS, "other.events.make_wait(transfer.stream)", "pass", OVERLAPS),
     Bug("a swap waits for the first, not the latest", _OVERLAPS, "in reversed(earlier)", "in earlier", OVERLAPS),
+    Bug(
+        "a swap that failed hides those before it",
+        _OVERLAPS,
+        "                    other.events.make_wait(transfer.stream)\n                    return\n",
+        "                    other.events.make_wait(transfer.stream)\n                return\n",
+        OVERLAPS,
+    ),
+    Bug("a swap in doubt is taken for landed", _OVERLAPS, "raise doubt", "pass", OVERLAPS),
     Bug("what both write on the host", _OVERLAPS, " or share(one.target_ids, other.source_ids)", "", OVERLAPS),
     Bug("what one reads of the other's", _OVERLAPS, "share(one.source_ids, other.target_ids) or ", "", OVERLAPS),
     Bug("swaps of one way", _OVERLAPS, "return share(one.target_ids, other.target_ids)", "return False", OVERLAPS),
