@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bug import CHECK, Bug
 
-#: What `python -m numba_kvswap check` must find.
-CHECK = "check"
 #: And what it must find with a transport named.
 CHECK_COPIES, CHECK_BATCH, CHECK_KERNEL, CHECK_RING = (
     f"{CHECK} {name}" for name in ("copies", "batch", "kernel", "ring")
@@ -57,17 +55,6 @@ _SPLIT, _OVERLAPS = "transports/split.py", "overlaps.py"
 _BODY, _COSTS, _CHOICE, _TABLES = "kernels/body.py", "costs.py", "choice.py", "id_tables.py"
 _SIMULATED = "driver/simulated.py"
 _MEMORY, _ROOM, _TRAFFIC = "host_memory.py", "host_room.py", "traffic.py"
-
-
-@dataclass(frozen=True)
-class Bug:
-    """`old` stands once in numba_kvswap/`file`, and `new` takes its place; `caught_by` is CHECK or a test file."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    caught_by: str = CHECK
 
 
 BUGS = [

@@ -9,7 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bugs import BUGS, CHECK
+from bug import CHECK
+from bugs import BUGS
 from workshop import Verdict, Workshop
 
 

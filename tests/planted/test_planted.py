@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import pytest
-from bugs import ALWAYS, BUGS, CHECK
+from bug import CHECK
+from bugs import ALWAYS, BUGS
 from workshop import TESTS, Workshop, occurrences
 
 _NAMES = [bug.name for bug in BUGS]

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bugs import CHECK, Bug
+from bug import CHECK, Bug
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE, REFERENCE, TESTS = REPOSITORY / "numba_kvswap", REPOSITORY / "reference", REPOSITORY / "tests"

@@ -1,0 +1,19 @@
+"""One bug to plant, and what must find it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: What `python -m numba_kvswap check` must find.
+CHECK = "check"
+
+
+@dataclass(frozen=True)
+class Bug:
+    """`old` stands once in numba_kvswap/`file`, and `new` takes its place; `caught_by` is CHECK or a test file."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    caught_by: str = CHECK
