@@ -52,7 +52,7 @@ class Workshop:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._cache = folder / "numba_cache"
-        leave_out = shutil.ignore_patterns("__pycache__")
+        leave_out = shutil.ignore_patterns("__pycache__", "reference")  # which comes from where it stands, below
         shutil.copytree(PACKAGE, folder / "numba_kvswap", ignore=leave_out)
         shutil.copytree(REFERENCE, folder / "numba_kvswap" / "reference", ignore=leave_out)
 
