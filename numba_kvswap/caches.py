@@ -30,6 +30,10 @@ class DeviceCache:
     distance that may exceed their size; torch, CuPy, Numba and simulated arrays will do. They are not copied,
     and are kept alive.
 
+    Attributes:
+        depth: layers of the model. Model layer i has entry i of each list where all lists are equally long; else, and
+            in a cache of one list, each entry is a layer of the model.
+
     Raises:
         TypeError: not an array on a device; a dtype that is not of whole bytes.
         ValueError: no layers; different numbers of blocks; blocks that are not contiguous; layers on several
@@ -37,12 +41,17 @@ class DeviceCache:
     """
 
     def __init__(self, *layer_lists: Iterable[Any]) -> None:
-        self._fill(*device_layers(flat(layer_lists)))
+        lists = [list(layers) for layers in layer_lists]  # a generator is used up once, here
+        self._fill(*device_layers(flat(lists)))
+        lengths = {len(layers) for layers in lists}
+        if len(lengths) == 1:
+            self.depth = lengths.pop()
 
     def _fill(self, layers: list[Layer], device: int, driver: Driver) -> None:
         check_layers(layers, "device")
         self.driver, self.device = driver, device
         self.layers = tuple(layers)
+        self.depth = len(layers)
         with self.driver.activate(device):
             self.allocations = check_device_memory(layers, device, self.driver)
 
@@ -87,6 +96,10 @@ class DeviceCache:
         cache._fill(layers, device, driver)
         return cache
 
+    def part(self, indexes: Sequence[int]) -> DeviceCache:
+        """A cache of some of the layers, sharing their memory."""
+        return DeviceCache.of_layers([self.layers[index] for index in indexes], self.device, self.driver)
+
     @property
     def blocks(self) -> int:
         return self.layers[0].blocks
@@ -121,6 +134,7 @@ class HostCache:
         self._layers = tuple(layers)
         self._memory = memory
         self._closed = False
+        self._whole: HostCache | None = None
         self._views: weakref.WeakSet[LayerBytes] = weakref.WeakSet()
 
     @classmethod
@@ -168,6 +182,13 @@ class HostCache:
         cache._fill(layers, memory)
         return cache
 
+    def part(self, indexes: Sequence[int]) -> HostCache:
+        """A cache of some of the layers, sharing their memory: it is closed when this one is, and closes nothing."""
+        layers = self.layers
+        part = HostCache.of_layers([layers[index] for index in indexes])
+        part._whole = self
+        return part
+
     @property
     def layers(self) -> tuple[Layer, ...]:
         self.check_open()
@@ -181,11 +202,12 @@ class HostCache:
     @property
     def pieces(self) -> tuple[int, ...]:
         """Where each registration of a pool's memory starts; () where the driver or the user allocated it."""
-        return self._memory.pieces if self._memory is not None else ()
+        memory = (self._whole or self)._memory
+        return memory.pieces if memory is not None else ()
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        return (self._whole or self)._closed
 
     @property
     def blocks(self) -> int:

@@ -43,6 +43,9 @@ class Overlaps:
                 del self._by_queue[queue]
             elif queue != transfer.queue:
                 self._wait_for_one_of(earlier, transfer, plan)
+
+    def add(self, transfer: Transfer, plan: Plan) -> None:
+        """From now on later swaps are ordered after it."""
         self._by_queue.setdefault(transfer.queue, deque()).append((weakref.ref(transfer), plan))
 
     @staticmethod
