@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from numba_kvswap.driver import statuses
 from numba_kvswap.driver.errors import KVSwapDriverError
-from numba_kvswap.driver.simulated_memory import Allocation, MemoryKind, MemoryMap
+from numba_kvswap.driver.simulated_memory import Allocation, Context, MemoryKind, MemoryMap
 from numba_kvswap.driver.simulated_schedule import Choices, Schedule, SimulatedHang
 from numba_kvswap.driver.simulated_work import (
     Batch,
@@ -329,7 +329,19 @@ class SimulatedDriver(Driver):
             found = self._memory.find(address)
         if found is None:
             return PointerInfo("unknown", 0, 0, -1)
-        return PointerInfo(found.kind, found.start, found.bytes, found.device, address if found.mapped else 0)
+        device_address = address if found.mapped else 0
+        return PointerInfo(found.kind, *found.range_at(address), found.device, device_address, found.context)
+
+    def stage_memory(
+        self, kind: MemoryKind, size_bytes: int, *, context: Context = "primary", mapping_bytes: int = 0
+    ) -> int:
+        """Memory as others make it and no verb here does, to see what is said of it: managed memory; device memory of
+        a context of their own, or, of no context, virtual memory in mappings of `mapping_bytes`. Freed as its kind is,
+        by `device_free` where it is managed."""
+        start = self._allocate("cuMemAlloc", kind, size_bytes)
+        allocation = self.allocation_at(start)
+        allocation.context, allocation.mapping_bytes = context, mapping_bytes
+        return start
 
     def allocation_at(self, address: int) -> Allocation:
         """The live allocation that holds `address`, with its bytes; ValueError where there is none."""
@@ -529,7 +541,7 @@ class SimulatedDriver(Driver):
         found = self._memory.find(start)
         if found is not None and found.start == start:
             free = "cuMemHostUnregister" if found.registered else "cuMemFreeHost"
-            self.calls["cuMemFree" if found.kind == "device" else free] += 1
+            self.calls[free if found.kind == "host" else "cuMemFree"] += 1
             self._retire(found)
 
     def _drop_registrations(self, starts: Sequence[int], _backing: object) -> None:
@@ -826,7 +838,8 @@ class SimulatedDriver(Driver):
     def _free(self, call: str, kind: MemoryKind, address: int) -> None:
         with self._verb(call):
             found = self._memory.find(address)
-            if found is None or found.start != address or found.kind != kind or found.registered:
+            kinds = ("device", "managed") if kind == "device" else ("host",)
+            if found is None or found.start != address or found.kind not in kinds or found.registered:
                 raise _Refused(
                     statuses.INVALID_VALUE,
                     f"{address:#x} is not the start of live {kind} memory; was it freed already?",

@@ -76,9 +76,11 @@ class PointerInfo:
 
     kind:   "device"; "host" (pinned: allocated or registered by the driver); "managed"; "unknown"
             (pageable, freed, or never allocated).
-    start, bytes: the allocation that holds the address; 0 and 0 where kind is "unknown".
+    start, bytes: the allocation that holds the address; of virtual memory the mapping; 0 and 0 where kind is "unknown".
     device: ordinal of the device, -1 where kind is "unknown".
     device_address: by which kernels reach it, 0 where they cannot.
+    context: of device memory, whose it is: of the device's primary context; of another one; or of none, as virtual
+            memory (cuMemMap), where an array may span mappings side by side, and stream-ordered memory are.
     """
 
     kind: Literal["device", "host", "managed", "unknown"]
@@ -86,6 +88,7 @@ class PointerInfo:
     bytes: int
     device: int
     device_address: int = 0
+    context: Literal["primary", "another", "none"] = "primary"
 
     @property
     def end(self) -> int:
