@@ -48,6 +48,8 @@ def pinned_memory(driver: Driver, device: int, size_bytes: int, unit_bytes: int)
 
     Raises MemoryError where the system has not that much, KVSwapDriverError where the driver refuses.
     """
+    if size_bytes >= POOL_BYTES_MIN:
+        check_room(size_bytes)  # here too: the driver itself may take long to find out
     piece_bytes = PIECE_BYTES_MAX
     if size_bytes > PIECE_BYTES_MAX:
         piece_bytes -= PIECE_BYTES_MAX % math.lcm(unit_bytes, SYSTEM_BLOCK_BYTES)

@@ -458,7 +458,13 @@ BUGS = [
         "if other is not None:",
         OVERLAPS,
     ),
-    Bug("the last marked block is missed", _OVERLAPS, "if one[i] <= largest:", "if one[i] < largest:", OVERLAPS),
+    Bug(
+        "the last marked block is missed",
+        _OVERLAPS,
+        "if least <= one[i] <= most:",
+        "if least <= one[i] < most:",
+        OVERLAPS,
+    ),
     Bug(
         "what has landed is remembered",
         _OVERLAPS,
@@ -985,8 +991,8 @@ BUGS = [
     Bug(
         "host headroom given out by a stack",
         _SLOTS,
-        "len(self._free) >= self._blocks_per_id + self._kept_free",
-        "len(self._free) >= self._blocks_per_id",
+        "return free >= self._blocks_per_id + self._kept_free",
+        "return free >= self._blocks_per_id",
         TIERS,
     ),
     Bug(
