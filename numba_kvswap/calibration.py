@@ -96,12 +96,14 @@ def costs_file(driver: Driver, device: int) -> str:
 
 
 def kept_costs(driver: Driver, device: int) -> Costs | None:
-    """What an earlier process measured on this machine."""
+    """What an earlier process measured on this machine, None where there is nothing, or nothing to go by: then it is
+    measured anew, and written anew."""
     kept = disk_cache.load(costs_file(driver, device))
     try:
-        return None if kept is None else Costs.from_json(kept.decode())
-    except ValueError:  # of another version of this file; it will be written anew
+        costs = None if kept is None else Costs.from_json(kept.decode())
+    except ValueError:  # of another version of this file
         return None
+    return costs if costs is not None and not costs.absurdity else None
 
 
 def _measured_or_not(driver: Driver, device: int) -> Costs:
