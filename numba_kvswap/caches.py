@@ -235,6 +235,7 @@ class HostCache:
         self._memory.close()
 
     def __enter__(self) -> HostCache:
+        self.check_open()
         return self
 
     def __exit__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import threading
 import weakref
@@ -52,6 +53,15 @@ _MEASURED = ("calibration.py", "costs.py", "submit.py", "driver/table.py", *_KER
 _lock = threading.RLock()
 _measuring = False
 _known: MutableMapping[Driver, dict[int, Costs]] = weakref.WeakKeyDictionary()
+
+
+def _renew_in_child() -> None:
+    """The thread that measured or held the lock at the fork is not there."""
+    global _lock, _measuring
+    _lock, _measuring = threading.RLock(), False
+
+
+os.register_at_fork(after_in_child=_renew_in_child)
 
 
 def costs_of(driver: Driver, device: int) -> Costs:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_kvswap.cache_pair import CachePair, Direction
+from numba_kvswap.driver.forked import fresh_locks_in_children
 from numba_kvswap.ids import Integers, check_integer
 from numba_kvswap.jit import compiled, holding_the_gil
 from numba_kvswap.plan import Plan
@@ -106,6 +107,9 @@ class Costs:
                     return f"{name} {way}: {seconds:g} s, or {rate:g} bytes a second"
         factor = max(self.both_ways.values(), key=lambda times: abs(math.log(times)))
         return f"{factor:g} times as long both ways" if abs(math.log(factor)) > math.log(_TIMES_MAX) else ""
+
+
+fresh_locks_in_children(Costs)
 
 
 def _table(curves: Mapping[str, Curve]) -> tuple[Seconds, Seconds]:

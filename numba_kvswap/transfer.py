@@ -141,9 +141,9 @@ class Transfer:
     def _synchronize(self) -> None:
         if not self._owners:
             return
-        self._wait_for_submission()
         try:
-            with self._driver.activate(self._device):
+            with self._driver.activate(self._device):  # first: in a forked child it raises, and the lock may be held
+                self._wait_for_submission()
                 if self.marker == "event":
                     self.events.synchronize(soon=self.bytes <= SOON_BYTES)
                 elif self.marker == "stream":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,6 +13,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from numba_kvswap.driver.errors import KVSwapDriverError
+from numba_kvswap.driver.forked import FORKED_ADVICE
 from numba_kvswap.driver.statuses import INVALID_CONTEXT, INVALID_VALUE, NOT_READY
 from numba_kvswap.driver.table import Driver, EntryPoints, PointerInfo
 
@@ -68,6 +70,20 @@ def why_no_cuda() -> str:
     return ""
 
 
+_in_forked_child = False
+
+
+def _forget_in_child() -> None:
+    """CUDA that was started before the fork does not start again: whoever asks anew is told."""
+    global _in_forked_child  # noqa: PLW0603
+    _in_forked_child = _in_forked_child or cuda_driver.cache_info().currsize > 0
+    cuda_driver.cache_clear()
+    why_no_cuda.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
 class CudaDriver(Driver):
     """The CUDA driver; get it with `cuda_driver`. Contexts are the devices' primary contexts, as in torch,
     CuPy and Numba, so their streams, events and memory may be used here. Any thread may use it."""
@@ -76,6 +92,8 @@ class CudaDriver(Driver):
     idle_events_max = 128
 
     def __init__(self, bindings: ModuleType) -> None:
+        if _in_forked_child:
+            raise KVSwapDriverError("cuInit", "CUDA_ERROR_NOT_INITIALIZED", advice=FORKED_ADVICE)
         super().__init__()
         self._cuda = bindings
         self._contexts: dict[int, int] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import signal
 import threading
 from collections import Counter, deque
@@ -105,7 +106,7 @@ class SimulatedLatch:
 
     def open(self) -> None:
         """Let the stream go on. A second call does nothing. May be called from any thread."""
-        self._driver._open(self._operation)
+        self._driver.open_hold(self._operation)
 
 
 @contextmanager
@@ -137,6 +138,13 @@ class _CollectionsPutOff(AbstractContextManager[None]):
     def __init__(self) -> None:
         # May be taken again: a collection may start before it is put off, and a finalizer swap.
         self._lock, self._within, self._was_enabled = threading.RLock(), 0, False
+        os.register_at_fork(after_in_child=self._end_in_child)
+
+    def _end_in_child(self) -> None:
+        """The threads that were within are not there, and one may have held the lock."""
+        if self._within and self._was_enabled:
+            gc.enable()
+        self._lock, self._within = threading.RLock(), 0
 
     def __enter__(self) -> None:
         with self._lock:
@@ -440,6 +448,13 @@ class SimulatedDriver(Driver):
             hold = Hold(self._stream(stream))
             self._put(hold)
             return SimulatedLatch(self, hold)
+
+    def open_hold(self, hold: Hold) -> None:
+        """What SimulatedLatch.open does."""
+        with self._lock:
+            hold.held = False
+            self._changed.notify_all()
+            self._schedule.advance()
 
     # ---- events ----
 
@@ -804,12 +819,6 @@ class SimulatedDriver(Driver):
         # Only the handle is gone: what is queued still runs, and the legacy stream still waits for it.
         if not stream.queue:
             self._blocking[stream.device].pop(stream, None)
-
-    def _open(self, hold: Hold) -> None:
-        with self._lock:
-            hold.held = False
-            self._changed.notify_all()
-            self._schedule.advance()
 
     def _wait_for_a_change(self) -> bool:
         return self._changed.wait(self.hang_seconds) if self.hang_seconds else False

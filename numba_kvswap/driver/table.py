@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_kvswap.driver.errors import KVSwapDriverError
+from numba_kvswap.driver.forked import fresh_locks_in_children, useless_in_children
 from numba_kvswap.driver.in_flight import InFlight
 from numba_kvswap.driver.statuses import HOST_MEMORY_NOT_REGISTERED, NAMES
 
@@ -70,6 +71,9 @@ class EntryPoints:
         return np.array([getattr(self, each.name) for each in fields(self)], np.uint64)
 
 
+fresh_locks_in_children(EntryPoints)
+
+
 @dataclass(frozen=True)
 class PointerInfo:
     """What the driver knows of an address.
@@ -100,7 +104,8 @@ class Driver(ABC):
 
     Stream 0 is the legacy default stream. Every verb raises KVSwapDriverError when its call fails; nothing
     of a failed call is left for a later one to report. Verbs that need a current context use the calling
-    thread's: wrap them in ``with driver.activate(device):``.
+    thread's: wrap them in ``with driver.activate(device):``. In a forked child every verb of a driver made
+    before the fork raises: see forked.py.
     """
 
     name: Literal["cuda", "simulated"]
@@ -126,6 +131,7 @@ class Driver(ABC):
         #: By device: what device_tools.py has made for it.
         self.tools: dict[int, object] = {}
         self._never_unregistered: list[object] = []
+        useless_in_children(self)
 
     @abstractmethod
     def describe(self) -> Mapping[str, object]:

@@ -724,7 +724,11 @@ BUGS = [
         ENDS,
     ),
     Bug(
-        "putting off collections waits for itself", _SIMULATED, "= threading.RLock(), 0", "= threading.Lock(), 0", RACES
+        "putting off collections waits for itself",
+        _SIMULATED,
+        "threading.RLock(), 0, False",
+        "threading.Lock(), 0, False",
+        RACES,
     ),
     Bug("one handler that raises hides the rest", _SIMULATED, "reversed(numbers)", "numbers[:1]", RACES),
     Bug("half made events are kept", "events.py", "if self.words.size and", "if self._end and", ENDS),
@@ -781,8 +785,8 @@ BUGS = [
     Bug(
         "a pool freed twice",
         "memory.py",
-        "                    self.address = 0  # here",
-        "                    pass  # here",
+        "                self.address = 0  # here",
+        "                pass  # here",
         ENDS,
     ),
     Bug(
