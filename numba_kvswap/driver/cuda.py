@@ -209,7 +209,8 @@ class CudaDriver(Driver):
 
     def _pointer_attributes(self, attributes: ctypes.Array[ctypes.c_int], address: int) -> tuple[int, Sequence[int]]:
         values = (ctypes.c_uint64 * len(attributes))()
-        places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(values) + 8 * i for i in range(len(values))))
+        start = ctypes.addressof(values)
+        places = (ctypes.c_void_p * len(values))(*range(start, start + ctypes.sizeof(values), 8))
         return self._get_pointer_attributes(len(values), attributes, places, address), values[:]
 
     def _mapping_at(self, address: int) -> tuple[int, int] | None:

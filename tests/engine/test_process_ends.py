@@ -191,7 +191,8 @@ LOCKS = {
     "a transfer's submission": lambda parent: parent.transfer.submitting,
     "a Swapper's": lambda parent: parent.swapper._overlaps.lock,
     "a pool's": lambda parent: parent.host._memory._closing,
-    "that of collections put off": lambda parent: _collections_put_off,
+    "that of collections put off": lambda parent: _collections_put_off._lock,
+    "none, while collections are put off": lambda parent: _collections_put_off,
     "that of the device's tools": lambda parent: sys.modules["numba_kvswap.device_tools"]._lock,
     "that of the calibration": lambda parent: sys.modules["numba_kvswap.calibration"]._lock,
 }
@@ -305,12 +306,9 @@ def forked_libc():
 
 
 def test_cuda_that_was_started_before_the_fork_does_not_start_again(monkeypatch):
-    """Pretended: that the process has a CudaDriver shows in the cache of `cuda_driver`."""
     monkeypatch.setattr(cuda, "_in_forked_child", True)
-    monkeypatch.setattr(cuda, "_import_bindings", lambda: None)
-    cuda.cuda_driver.cache_clear()
     with pytest.raises(KVSwapDriverError, match=r"cuInit .*a forked child cannot use it"):
-        cuda.cuda_driver()
+        cuda.CudaDriver(cuda)
 
 
 @pytest.mark.cuda
@@ -402,12 +400,13 @@ THINGS = ("device", "host", "swapper", "transfer", "stream", "simulated", "view"
 @FEWER
 @given(order=st.permutations(THINGS), together=st.integers(0, len(THINGS)), tape=st.binary(max_size=30), data=st.data())
 def test_whatever_is_dropped_first_while_transfers_are_under_way_nothing_is_said_or_left(order, together, tape, data):
+    transport = data.draw(st.sampled_from(("copies", "kernel", "ring")))
+    gc.freeze()  # what was there before would make each collection long
     simulated = SimulatedDevice(schedule=tape)
     driver, told = simulated.driver, []
     device = DeviceCache.allocate(driver, blocks=4, block_bytes=[8, 8])
     host = HostCache.allocate(device, blocks=4)
-    swapper, stream = Swapper(device, host, transport=data.draw(st.sampled_from(("copies", "kernel", "ring")))), None
-    stream = simulated.stream()
+    swapper, stream = Swapper(device, host, transport=transport), simulated.stream()
     transfer = swapper.swap_out([0, 2], [0, 2], stream)
     held = dict(zip(THINGS, (device, host, swapper, transfer, stream, simulated, host.layer(0)), strict=True))
     hook, sys.unraisablehook = sys.unraisablehook, told.append
@@ -429,6 +428,7 @@ def test_whatever_is_dropped_first_while_transfers_are_under_way_nothing_is_said
         assert driver.live_allocations() == 0
     finally:
         sys.unraisablehook = hook
+        gc.unfreeze()
     assert told == []
 
 
