@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_kvswap.caches import DeviceCache, HostCache
+from numba_kvswap.driver.forked import fresh_locks_in_children
 from numba_kvswap.ids import Ids, Words
 from numba_kvswap.layers import (
     Layer,
@@ -189,6 +190,9 @@ class CachePair:
             )
             for layer, pitch in pairs
         )
+
+
+fresh_locks_in_children(CachePair)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from numba_kvswap.driver import Driver
 from numba_kvswap.host_memory import pinned_memory
 from numba_kvswap.ids import check_integer, checked_timeout_s
 from numba_kvswap.interop import device_layers, flat, host_layers
-from numba_kvswap.layers import Layer, LayerBytes, check_device_memory, check_layers, name_fault
+from numba_kvswap.layers import BYTES_END, Layer, LayerBytes, check_device_memory, check_layers, name_fault
 from numba_kvswap.memory import DriverMemory, OwnedMemory
 
 Layout = Literal["block_major", "layer_major"]
@@ -82,6 +82,7 @@ class DeviceCache:
         for index, size in enumerate(sizes):
             if size < 1:
                 raise ValueError(f"block_bytes[{index}] is {size}; expected 1 or more")
+        _check_bytes(blocks, sum(sizes))
         layers: list[Layer] = []
         for size in sizes:
             memory = DriverMemory(driver, device, blocks * size, "device")
@@ -157,7 +158,7 @@ class HostCache:
         blocks = _checked_blocks(blocks)
         if layout not in ("block_major", "layer_major"):
             raise ValueError(f"layout is {layout!r}; expected 'block_major' or 'layer_major'")
-        size_bytes = blocks * like.block_bytes
+        size_bytes = _check_bytes(blocks, like.block_bytes)
         unit_bytes = like.block_bytes if layout == "block_major" else blocks * _layer_unit_bytes(like)
         memory = pinned_memory(like.driver, like.device, size_bytes, unit_bytes)
         before = [0, *accumulate(layer.block_bytes for layer in like.layers)]
@@ -259,6 +260,7 @@ class HostCache:
         self._memory.close()
 
     def __enter__(self) -> HostCache:
+        self.check_open()
         return self
 
     def __exit__(
@@ -279,6 +281,14 @@ def _layer_unit_bytes(like: DeviceCache) -> int:
     """Bytes of a block at whose multiples layers start: of one layer where all are of one size, else of all."""
     first = like.layers[0].block_bytes
     return first if all(layer.block_bytes == first for layer in like.layers) else like.block_bytes
+
+
+def _check_bytes(blocks: int, block_bytes: int) -> int:
+    """What they take together. ValueError, before anything is allocated, where no address would reach it."""
+    size_bytes = blocks * block_bytes
+    if max(size_bytes, block_bytes) >= BYTES_END:
+        raise ValueError(f"{blocks} blocks of {block_bytes} bytes over all layers came; expected below 2**63 bytes")
+    return size_bytes
 
 
 def _checked_blocks(blocks: object) -> int:

@@ -176,9 +176,9 @@ class Transfer:
     def _synchronize(self, timeout_s: float | None) -> None:
         if not self._owners:
             return
-        self._wait_for_submission()
         try:
-            with self._driver.activate(self._device):
+            with self._driver.activate(self._device):  # first: in a forked child it raises, and the lock may be held
+                self._wait_for_submission()
                 if self.marker == "event":
                     if not self.events.synchronize(soon=self.bytes <= SOON_BYTES, timeout_s=timeout_s):
                         raise TimeoutError(

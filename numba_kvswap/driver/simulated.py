@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import signal
 import threading
 import time
@@ -21,7 +22,7 @@ from typing import TypeVar
 
 from numba_kvswap.driver import statuses
 from numba_kvswap.driver.errors import KVSwapDriverError
-from numba_kvswap.driver.simulated_memory import Allocation, MemoryKind, MemoryMap
+from numba_kvswap.driver.simulated_memory import Allocation, Context, MemoryKind, MemoryMap
 from numba_kvswap.driver.simulated_schedule import Choices, Schedule, SimulatedHang
 from numba_kvswap.driver.simulated_work import (
     Batch,
@@ -110,7 +111,7 @@ class SimulatedLatch:
 
     def open(self) -> None:
         """Let the stream go on. A second call does nothing. May be called from any thread."""
-        self._driver._open(self._operation)
+        self._driver.open_hold(self._operation)
 
 
 @contextmanager
@@ -142,6 +143,13 @@ class _CollectionsPutOff(AbstractContextManager[None]):
     def __init__(self) -> None:
         # May be taken again: a collection may start before it is put off, and a finalizer swap.
         self._lock, self._within, self._was_enabled = threading.RLock(), 0, False
+        os.register_at_fork(after_in_child=self._end_in_child)
+
+    def _end_in_child(self) -> None:
+        """The threads that were within are not there, and one may have held the lock."""
+        if self._within and self._was_enabled:
+            gc.enable()
+        self._lock, self._within = threading.RLock(), 0
 
     def __enter__(self) -> None:
         with self._lock:
@@ -334,7 +342,19 @@ class SimulatedDriver(Driver):
             found = self._memory.find(address)
         if found is None:
             return PointerInfo("unknown", 0, 0, -1)
-        return PointerInfo(found.kind, found.start, found.bytes, found.device, address if found.mapped else 0)
+        device_address = address if found.mapped else 0
+        return PointerInfo(found.kind, *found.range_at(address), found.device, device_address, found.context)
+
+    def stage_memory(
+        self, kind: MemoryKind, size_bytes: int, *, context: Context = "primary", mapping_bytes: int = 0
+    ) -> int:
+        """Memory as others make it and no verb here does, to see what is said of it: managed memory; device memory of
+        a context of their own, or, of no context, virtual memory in mappings of `mapping_bytes`. Freed as its kind is,
+        by `device_free` where it is managed."""
+        start = self._allocate("cuMemAlloc", kind, size_bytes)
+        allocation = self.allocation_at(start)
+        allocation.context, allocation.mapping_bytes = context, mapping_bytes
+        return start
 
     def allocation_at(self, address: int) -> Allocation:
         """The live allocation that holds `address`, with its bytes; ValueError where there is none."""
@@ -433,6 +453,13 @@ class SimulatedDriver(Driver):
             hold = Hold(self._stream(stream))
             self._put(hold)
             return SimulatedLatch(self, hold)
+
+    def open_hold(self, hold: Hold) -> None:
+        """What SimulatedLatch.open does."""
+        with self._lock:
+            hold.held = False
+            self._changed.notify_all()
+            self._schedule.advance()
 
     # ---- events ----
 
@@ -540,7 +567,7 @@ class SimulatedDriver(Driver):
         found = self._memory.find(start)
         if found is not None and found.start == start:
             free = "cuMemHostUnregister" if found.registered else "cuMemFreeHost"
-            self.calls["cuMemFree" if found.kind == "device" else free] += 1
+            self.calls[free if found.kind == "host" else "cuMemFree"] += 1
             self._retire(found)
 
     def _drop_registrations(self, starts: Sequence[int], _backing: object) -> None:
@@ -804,12 +831,6 @@ class SimulatedDriver(Driver):
         if not stream.queue:
             self._blocking[stream.device].pop(stream, None)
 
-    def _open(self, hold: Hold) -> None:
-        with self._lock:
-            hold.held = False
-            self._changed.notify_all()
-            self._schedule.advance()
-
     def _wait_for_a_change(self) -> bool:
         return self._changed.wait(self.hang_seconds) if self.hang_seconds else False
 
@@ -850,7 +871,8 @@ class SimulatedDriver(Driver):
     def _free(self, call: str, kind: MemoryKind, address: int) -> None:
         with self._verb(call):
             found = self._memory.find(address)
-            if found is None or found.start != address or found.kind != kind or found.registered:
+            kinds = ("device", "managed") if kind == "device" else ("host",)
+            if found is None or found.start != address or found.kind not in kinds or found.registered:
                 raise _Refused(
                     statuses.INVALID_VALUE,
                     f"{address:#x} is not the start of live {kind} memory; was it freed already?",

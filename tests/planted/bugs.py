@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bug import CHECK, Bug
+from bugs_doors import BUGS_DOORS
 
 #: And what it must find with a transport named.
 CHECK_COPIES, CHECK_BATCH, CHECK_KERNEL, CHECK_RING = (
@@ -474,7 +475,13 @@ BUGS = [
         "if other is not None:",
         OVERLAPS,
     ),
-    Bug("the last marked block is missed", _OVERLAPS, "if one[i] <= largest:", "if one[i] < largest:", OVERLAPS),
+    Bug(
+        "the last marked block is missed",
+        _OVERLAPS,
+        "if least <= one[i] <= most:",
+        "if least <= one[i] < most:",
+        OVERLAPS,
+    ),
     Bug(
         "what has landed is remembered",
         _OVERLAPS,
@@ -749,7 +756,11 @@ BUGS = [
         ENDS,
     ),
     Bug(
-        "putting off collections waits for itself", _SIMULATED, "= threading.RLock(), 0", "= threading.Lock(), 0", RACES
+        "putting off collections waits for itself",
+        _SIMULATED,
+        "threading.RLock(), 0, False",
+        "threading.Lock(), 0, False",
+        RACES,
     ),
     Bug("one handler that raises hides the rest", _SIMULATED, "reversed(numbers)", "numbers[:1]", RACES),
     Bug("half made events are kept", "events.py", "if self.words.size and", "if self._end and", ENDS),
@@ -810,8 +821,8 @@ BUGS = [
     Bug(
         "a pool freed twice",
         "memory.py",
-        "                    self.address = 0  # here",
-        "                    pass  # here",
+        "                self.address = 0  # here",
+        "                pass  # here",
         ENDS,
     ),
     Bug(
@@ -1070,8 +1081,8 @@ BUGS = [
     Bug(
         "host headroom given out by a stack",
         _SLOTS,
-        "len(self._free) >= self._blocks_per_id + self._kept_free",
-        "len(self._free) >= self._blocks_per_id",
+        "return free >= self._blocks_per_id + self._kept_free",
+        "return free >= self._blocks_per_id",
         TIERS,
     ),
     Bug(
@@ -1088,6 +1099,7 @@ BUGS = [
         'transport="copies", favor=favor)\n        _Replay',
         REPLAY_RUN,
     ),
+    *BUGS_DOORS,
 ]
 
 #: Planted in every run of the suite; the others are marked slow.
