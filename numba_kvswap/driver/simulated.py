@@ -1,9 +1,37 @@
 """A driver without a device: real host memory, queues for streams, fences for events.
 
-Anything CUDA's ordering rules allow may happen here and nothing they forbid, and what does happen is
-drawn from a seed or a tape of bytes, so that a test can search the orders and replay the one that failed.
-It is stricter than CUDA where CUDA lets a mistake pass: a 2-D copy must stay in one allocation, from its
-first byte to its last, and an asynchronous copy must not name pageable memory.
+What CUDA's ordering rules allow may happen here and nothing they forbid, and what does happen is drawn from a seed or
+a tape of bytes, so that a test can search the orders and replay the one that failed.
+
+What may happen:
+
+- Work runs at any call to the driver, and at any synchronize, of whatever stream, in any order that streams, events
+  and the legacy default stream leave open: the legacy stream comes after what is on the blocking streams of its device,
+  these and each thread's own come after what is on the legacy stream, non-blocking streams are free of both.
+- An operation is done in steps, with steps of other streams and the host's own code in between. A copy moves its bytes
+  in pieces, cut anywhere, in any order, or reads all of them at its first step and writes them at its later ones. The
+  rows of a 2-D copy and the copies of a batch come in any order, some of them in pieces. A kernel's lanes run in
+  stretches, which come in any order. A launched Python function is one step; where it returns an iterator, each `next`
+  is one.
+- The copies of a batch with the source access order ANY are read when it is submitted, or later; with
+  DURING_API_CALL, when it is submitted.
+- A wait takes the event's last record of its own time. A destroyed stream's work still runs, a destroyed event's waits
+  still hold.
+
+What never happens: an event that is done, or work after it, before the last step of what was recorded or waited for;
+an order within one stream other than that of submission; a host that waits and finds part of the work not done.
+
+Where it is stricter than CUDA: a 2-D copy must stay in one allocation, from its first byte to its last; an asynchronous
+copy must not name pageable memory; memory must be live at every step of what names it, so cuMemFree, which may wait for
+the device, does not wait here, nor does any allocating call; handles are never used twice; synchronizing the legacy
+stream waits for that stream alone.
+
+Where it is laxer: work runs at calls to the driver only, not between any two lines of the host's; within a stretch the
+lanes of a kernel run one after the other; streams never wait for each other for want of room on the device; a copy
+whose source and target overlap, which CUDA leaves undefined, is not refused; a failure ends neither the context nor the
+work queued behind it; `copy_now` returns when its bytes have landed, as the real driver's does; a thread that waits
+lets no other thread submit meanwhile, unless it waits for a latch; what was freed may be allocated anew at the same
+address, where a kernel that comes too late is not found out.
 """
 
 from __future__ import annotations
@@ -77,11 +105,12 @@ _MEMORY_HOST, _MEMORY_DEVICE, _MEMORY_UNIFIED = 1, 2, 4
 _MEMCPY_2D = ctypes.c_uint64 * 16  # CUDA_MEMCPY2D: every field is 8 bytes, or 4 and padding
 # CUmemcpyAttributes: source access order, two locations of a type and an id each, flags. The order is one of three.
 _BATCH_ATTRIBUTES = ctypes.c_uint32 * 6
-_ACCESS_ORDERS = (1, 2, 3)
+_ORDER_STREAM, _ORDER_DURING_API_CALL, _ORDER_ANY = _ACCESS_ORDERS = (1, 2, 3)
 _WORD_BYTES = 8
 
-#: A kernel's stand-in: called with the parameters' values, the number of CUDA blocks and the threads in each.
-SimulatedKernel = Callable[[list[int], int, int], None]
+#: A kernel's stand-in: called with the parameters' values, the number of CUDA blocks and the threads in each. Returns
+#: None, or an iterator each of whose `next`s does a further step; see SimulatedDriver.stretches.
+SimulatedKernel = Callable[[list[int], int, int], "Iterator[object] | None"]
 
 
 class _Refused(Exception):
@@ -106,6 +135,14 @@ class SimulatedLatch:
     def open(self) -> None:
         """Let the stream go on. A second call does nothing. May be called from any thread."""
         self._driver._open(self._operation)
+
+
+class _ThreadStreams(dict[int, Stream]):
+    """A thread's own streams, by device."""
+
+    def __del__(self) -> None:
+        for stream in self.values():
+            stream.destroyed = True
 
 
 @contextmanager
@@ -161,7 +198,7 @@ class SimulatedDriver(Driver):
     Args:
         seed: of the scheduler's choices. The same seed and the same calls give the same order.
         schedule: choices as a tape of bytes, in place of the seed. Used up, or empty, it is the laziest
-            order: nothing runs until something waits for it.
+            order: nothing runs until something waits for it, and then each operation in one go.
         devices: how many devices there are. Each has its own legacy default stream.
         pitch_bytes_max: largest row distance of a 2-D copy.
         memory_bytes_max: what a device, and the host, can hold; past it CUDA_ERROR_OUT_OF_MEMORY.
@@ -210,7 +247,6 @@ class SimulatedDriver(Driver):
         self._memory = MemoryMap()
         self._schedule = Schedule(Choices(seed, schedule))
         self._legacy = [Stream(LEGACY_STREAM, device, blocking=False) for device in range(devices)]
-        self._per_thread: dict[tuple[int, int], Stream] = {}
         self._streams: dict[int, Stream] = {}
         # Blocking streams of each device, in order of creation: what the legacy stream waits for.
         self._blocking: list[dict[Stream, None]] = [{} for _ in range(devices)]
@@ -364,18 +400,31 @@ class SimulatedDriver(Driver):
             self._kernels[handle] = (kernel, parameters)
             return handle
 
+    def stretches(self, count: int) -> list[tuple[int, int]]:
+        """How a kernel that runs now is to do `count` parts of its work, which may be done in any order: in one
+        stretch [first, end), or in several, one a step, in this order."""
+        return self._schedule.stretches(count)
+
     def refuse_untouchable(self, address: int, size_bytes: int) -> None:
-        """KVSwapDriverError, as of a kernel's fault, unless live allocations that kernels reach hold the whole span."""
+        """KVSwapDriverError, as of a kernel's fault, unless live allocations that kernels reach hold the whole span.
+
+        A kernel reaches its own device's memory and mapped host memory: nobody enables access to a peer's.
+        """
         reached, end = address, address + size_bytes
         while reached < end:
             found = self._memory.find(reached)
-            if found is None or not found.mapped:
+            if found is None or not found.mapped or self._is_a_peers(found):
                 raise KVSwapDriverError(
                     "cuLaunchKernel",
                     self.result_name(statuses.ILLEGAL_ADDRESS),
-                    advice=f"the kernel touches {size_bytes} bytes at {address:#x}, not all of them live and mapped",
+                    advice=f"the kernel touches {size_bytes} bytes at {address:#x}, not all of them live and mapped "
+                    "where it runs",
                 )
             reached = found.end
+
+    def _is_a_peers(self, allocation: Allocation) -> bool:
+        stream = self._schedule.running
+        return allocation.kind == "device" and stream is not None and stream.device != allocation.device
 
     # ---- streams ----
 
@@ -399,7 +448,12 @@ class SimulatedDriver(Driver):
                 self._schedule.finish(last, self._wait_for_a_change)
 
     def synchronize(self) -> None:
-        """Wait for every stream of every device."""
+        """Wait for every stream of the current device; where none is current, which CUDA refuses, of every device."""
+        with self._verb("cuCtxSynchronize"):
+            self._schedule.finish_all(self._wait_for_a_change, self._device_or_none())
+
+    def synchronize_all(self) -> None:
+        """Wait for every stream of every device. Counts as one cuCtxSynchronize."""
         with self._verb("cuCtxSynchronize"):
             self._schedule.finish_all(self._wait_for_a_change)
 
@@ -410,8 +464,9 @@ class SimulatedDriver(Driver):
     def launch(self, stream: int, function: Callable[[], object]) -> None:
         """Queue `function()`, a stand-in for a kernel. What it raises surfaces at the next synchronize.
 
-        It runs in whichever thread moves the stream on, with the driver's lock held: it must neither
-        synchronize nor wait for a thread that uses this driver.
+        Where it returns an iterator, as a generator function does, it is done once that comes to its end, and work of
+        other streams may come in between two `next`s. It runs in whichever thread moves the stream on, with the
+        driver's lock held: it must neither synchronize nor wait for a thread that uses this driver.
         """
         with self._verb("cuLaunchKernel"):
             self._put(Launch(self._stream(stream), function))
@@ -420,7 +475,7 @@ class SimulatedDriver(Driver):
         """Whether the calling thread is within a launched function."""
         # Another thread's launch holds the lock, so here `running` can only be this thread's.
         with self._lock:
-            return self._schedule.running
+            return self._schedule.running is not None
 
     def latch(self, stream: int) -> SimulatedLatch:
         """Queue something that holds the stream until the latch returned is opened."""
@@ -433,7 +488,7 @@ class SimulatedDriver(Driver):
 
     def event_create(self, *, timed: bool = True) -> int:
         with self._verb("cuEventCreate"):
-            event = Event(self._device())
+            event = Event(self._device(), timed=timed)
             handle = next(self._event_handles)
             self._events[handle] = event
             return handle
@@ -463,8 +518,10 @@ class SimulatedDriver(Driver):
 
     def event_seconds(self, start: int, end: int) -> float:
         with self._verb("cuEventElapsedTime"):
-            first = self._known(self._events, start).record
-            last = self._known(self._events, end).record
+            of_start, of_end = self._known(self._events, start), self._known(self._events, end)
+            first, last = of_start.record, of_end.record
+            if not (of_start.timed and of_end.timed) or of_start.device != of_end.device:
+                raise _Refused(statuses.INVALID_HANDLE, "both events must be timed, and of one device")
             if first is None or last is None:
                 raise _Refused(statuses.INVALID_HANDLE, "an event was never recorded; call event_record first")
             if not (first.done and last.done):
@@ -635,9 +692,14 @@ class SimulatedDriver(Driver):
                 raise _Refused(statuses.INVALID_VALUE, f"copy {index} of a batch has no bytes")
             target_in, source_in = self._target_span(target, size), self._source_span(source, size)
             copies.append(Copy(queue, target, target_in, source, source_in, size))
-        self._put(Batch(queue, copies, self._schedule.below))
+        batch = Batch(queue, copies, self._schedule.below)
+        if order == _ORDER_DURING_API_CALL or (order == _ORDER_ANY and self._schedule.below(2)):
+            batch.read_sources_now()
+        self._put(batch)
 
-    def _enqueue_wait(self, stream: int, event: int, _flags: int) -> None:
+    def _enqueue_wait(self, stream: int, event: int, flags: int) -> None:
+        if flags:
+            raise _Refused(statuses.INVALID_VALUE, f"flags {flags} of a wait; expected 0")
         record = self._known(self._events, event).record
         wait = Wait(self._stream(stream))
         if record is not None:
@@ -654,6 +716,10 @@ class SimulatedDriver(Driver):
         if not blocks or not 0 < threads <= _THREADS_MAX:
             raise _Refused(
                 statuses.INVALID_VALUE, f"{blocks} blocks of {threads} threads; expected 1 to {_THREADS_MAX}"
+            )
+        if queue.device != self._device():
+            raise _Refused(
+                statuses.INVALID_HANDLE, f"a kernel of device {self._device()} came on {queue}; activate its device"
             )
         kernel, count = self._kernels[function]
         places = (ctypes.c_uint64 * count).from_address(parameters)
@@ -756,11 +822,14 @@ class SimulatedDriver(Driver):
 
     def _thread_stream(self) -> Stream:
         device = self._device()
-        key = (device, threading.get_ident())
-        if key not in self._per_thread:
-            self._per_thread[key] = stream = Stream(PER_THREAD_STREAM, device, blocking=True)
+        # With the thread they go: a later one, which may have its identifier, has streams of its own.
+        streams: _ThreadStreams | None = getattr(self._current, "streams", None)
+        if streams is None:
+            streams = self._current.streams = _ThreadStreams()
+        if device not in streams:
+            stream = streams[device] = Stream(PER_THREAD_STREAM, device, blocking=True)
             self._blocking[device][stream] = None
-        return self._per_thread[key]
+        return streams[device]
 
     def _put(self, operation: Operation) -> None:
         """Queue it after what its stream's kind makes it wait for, and perhaps let work run."""

@@ -89,7 +89,7 @@ class SimulatedDevice:
 
     def synchronize(self) -> None:
         """Wait for every stream of every device; raises a failure of theirs that nobody was told of."""
-        self.driver.synchronize()
+        self.driver.synchronize_all()
 
 
 class SimulatedArray:
@@ -200,7 +200,7 @@ class SimulatedArray:
     def _settle(self) -> None:
         driver = self.simulated_device.driver
         if not driver.inside_launch():
-            driver.synchronize()
+            driver.synchronize_all()
 
 
 class SimulatedStream:
