@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import random
 import signal
 import threading
 from collections import Counter, deque
@@ -196,7 +197,8 @@ class SimulatedDriver(Driver):
     """The simulated driver. Any thread may use it; one lock is around every call.
 
     Args:
-        seed: of the scheduler's choices. The same seed and the same calls give the same order.
+        seed: of the scheduler's choices, and of the faults. The same seed and the same calls give the same order, the
+            same pieces and the same faults. Some seeds cut nothing into pieces.
         schedule: choices as a tape of bytes, in place of the seed. Used up, or empty, it is the laziest
             order: nothing runs until something waits for it, and then each operation in one go.
         devices: how many devices there are. Each has its own legacy default stream.
@@ -206,9 +208,13 @@ class SimulatedDriver(Driver):
             a latch, before it raises SimulatedHang.
         has_batch: whether it has cuMemcpyBatchAsync, which drivers before CUDA 12.8 have not.
         ring_slot_bytes: what one of a ring's three slots holds; a short one turns often.
+        fault_rate: with which probability each use of a function in CALLS fails with CUDA_ERROR_UNKNOWN. Finalizers'
+            uses, which nobody could be told of, never do. ValueError unless from 0 to 1.
 
     Attributes:
         calls: how often each driver function was used, by its CUDA name, failed uses included.
+        fault_rate: as above; may be set at any time, e.g. once everything is set up.
+        faults: how many uses of each function were made to fail, by `fault_rate` or by `fail`.
         last_refusal: why the latest entry point was refused, in words; its status says little.
 
     A failure of queued work (memory freed under a copy, an exception in a launched function) is raised by the first
@@ -230,7 +236,10 @@ class SimulatedDriver(Driver):
         hang_seconds: float = 0.0,
         has_batch: bool = True,
         ring_slot_bytes: int = 1 << 20,
+        fault_rate: float = 0.0,
     ) -> None:
+        if not 0 <= fault_rate <= 1:
+            raise ValueError(f"fault_rate is {fault_rate}; expected a probability, from 0 to 1")
         super().__init__()
         self.has_batch = has_batch
         self.ring_slots, self.ring_slot_bytes = 3, ring_slot_bytes
@@ -239,7 +248,9 @@ class SimulatedDriver(Driver):
         self.memory_bytes_max = memory_bytes_max
         self.hang_seconds = hang_seconds
         self.devices = devices
+        self.fault_rate = fault_rate
         self.calls: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
         self.last_refusal = ""
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -255,7 +266,9 @@ class SimulatedDriver(Driver):
         self._stream_handles = count(0x51000000, 0x10)
         self._event_handles = count(0xE1000000, 0x10)
         self._kernels: dict[int, tuple[SimulatedKernel, int]] = {}
-        self._faults: dict[str, list[tuple[int, float, int]]] = {}
+        self._planned_faults: dict[str, list[tuple[int, float, int]]] = {}
+        # Their own, so that a fault, or its absence, leaves the schedule's choices as they are.
+        self._fault_choices = random.Random(f"faults {seed}")
         self._remembered: BaseException | None = None
         self._discarded: deque[Callable[[], None]] = deque()
         nothing = Allocation("host", 0, 1)
@@ -549,7 +562,7 @@ class SimulatedDriver(Driver):
         with self._lock:
             first = self.calls[call] + at
             end = float("inf") if times is None else first + times
-            self._faults.setdefault(call, []).append((first, end, status))
+            self._planned_faults.setdefault(call, []).append((first, end, status))
 
     # ---- what objects that own memory or streams call when they die ----
 
@@ -783,11 +796,19 @@ class SimulatedDriver(Driver):
             self._drop_discarded()
         use = self.calls[call]
         self.calls[call] = use + 1
-        if self._faults:
-            for first, end, status in self._faults.get(call, ()):
-                if first <= use < end:
-                    return status
-        return statuses.SUCCESS
+        if not (self._planned_faults or self.fault_rate):
+            return statuses.SUCCESS
+        status = self._fault(call, use)
+        if status:
+            self.faults[call] += 1
+        return status
+
+    def _fault(self, call: str, use: int) -> int:
+        by_chance = self.fault_rate > 0 and self._fault_choices.random() < self.fault_rate
+        for first, end, status in self._planned_faults.get(call, ()):
+            if first <= use < end:
+                return status
+        return statuses.UNKNOWN if by_chance else statuses.SUCCESS
 
     def _known(self, table: dict[int, _T], handle: int) -> _T:
         found = table.get(handle)

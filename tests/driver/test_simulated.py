@@ -724,6 +724,78 @@ def test_faults_that_make_no_sense_are_refused(bench, wrong):
         bench.driver.fail(**({"call": "cuMemcpyAsync"} | wrong))
 
 
+# ---- faults by chance ----
+
+
+def faults_of(seed: int, rate: float, schedule: bytes | None = None) -> tuple[str, list[str]]:
+    """Which of 200 records failed, as a word of 0s and 1s, and the order in which three streams' work ran."""
+    driver, order = SimulatedDriver(seed, schedule), []
+    with driver.activate(0):
+        streams, event = [driver.stream_create() for _ in range(3)], driver.event_create()
+        driver.fault_rate = rate
+        failed = ""
+        for turn in range(200):
+            try:
+                driver.event_record(event, streams[turn % 3])
+                failed += "0"
+            except KVSwapDriverError as error:
+                assert (error.call, error.result_name) == ("cuEventRecord", "CUDA_ERROR_UNKNOWN")
+                failed += "1"
+        assert driver.faults["cuEventRecord"] == failed.count("1")
+        driver.fault_rate = 0.0
+        for stream in streams:
+            for step in range(4):
+                driver.launch(stream, lambda stream=stream, step=step: order.append((stream, step)))
+        driver.synchronize()
+    return failed, order
+
+
+def test_faults_by_chance_come_at_their_rate_and_a_seed_brings_them_again():
+    failed = [faults_of(seed, 0.25)[0] for seed in range(10)]
+    assert failed == [faults_of(seed, 0.25)[0] for seed in range(10)]
+    assert len(set(failed)) == 10
+    assert 350 < "".join(failed).count("1") < 650  # 500 of 2,000 expected, give or take 8 standard deviations
+    assert faults_of(0, 1.0)[0] == "1" * 200
+    assert faults_of(0, 0.0)[0] == "0" * 200
+
+
+def test_a_rate_too_low_to_bring_a_fault_leaves_the_order_as_it_is():
+    assert all(faults_of(seed, 0.0) == faults_of(seed, 1e-12) for seed in range(12))
+
+
+def test_every_use_of_a_call_may_fail_by_chance_entry_points_too(bench):
+    bench.driver.fault_rate = 1.0
+    with pytest.raises(KVSwapDriverError, match="cuMemAlloc failed with CUDA_ERROR_UNKNOWN"):
+        bench.driver.device_alloc(1)
+    assert bench.copy(bench.device, bench.host, 1) == 999
+    assert bench.batch([(bench.device, bench.host, 1)], 2) == 999
+    assert set(bench.driver.faults.items()) == {("cuMemAlloc", 1), ("cuMemcpyAsync", 1), ("cuMemcpyBatchAsync", 1)}
+
+
+def test_what_was_told_to_fail_is_among_the_faults(bench):
+    bench.driver.fail("cuMemcpyAsync", at=1, times=2, status=719)
+    assert [bench.copy(bench.device, bench.host, 1) for _ in range(4)] == [0, 719, 719, 0]
+    assert bench.driver.faults == {"cuMemcpyAsync": 2}
+
+
+def test_what_finalizers_give_back_never_fails_by_chance(bench):
+    driver = bench.driver
+    stream, event = driver.stream_create(), driver.event_create()
+    driver.fault_rate = 1.0
+    driver.discard_event(event)
+    driver.discard_stream(stream)
+    driver.discard_allocation(bench.device)
+    assert (driver.live_allocations(), driver.live_events(), driver.live_streams()) == (1, 0, 0)
+    assert (driver.calls["cuEventDestroy"], driver.calls["cuStreamDestroy"], driver.calls["cuMemFree"]) == (1, 1, 1)
+    assert not driver.faults
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
+def test_a_fault_rate_that_is_no_probability_is_refused(rate):
+    with pytest.raises(ValueError, match="expected a probability"):
+        SimulatedDriver(fault_rate=rate)
+
+
 # ---- contexts and handles ----
 
 
