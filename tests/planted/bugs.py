@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bug import CHECK, Bug
 from bugs_doors import BUGS_DOORS
+from bugs_judge import BUGS_JUDGE
 
 #: And what it must find with a transport named.
 CHECK_COPIES, CHECK_BATCH, CHECK_KERNEL, CHECK_RING = (
@@ -1100,6 +1101,7 @@ BUGS = [
         REPLAY_RUN,
     ),
     *BUGS_DOORS,
+    *BUGS_JUDGE,
 ]
 
 #: Planted in every run of the suite; the others are marked slow.
