@@ -69,9 +69,10 @@ class Explanation:
 class Chooser:
     """Chooses for one pair of caches. All that does not depend on the plan is worked out when first needed."""
 
-    def __init__(self, pair: CachePair, favor: Favor, costs: Costs | None = None) -> None:
-        """costs: the machine's, where they are not to be looked up or measured. Needs the current context."""
-        self._pair, self._favor = pair, favor
+    def __init__(self, pair: CachePair, favor: Favor, costs: Costs | None = None, parts: int = 1) -> None:
+        """costs: the machine's, where they are not to be looked up or measured. parts: how many such pairs share a
+        swap. Needs the current context."""
+        self._pair, self._favor, self._parts = pair, favor, parts
         self._costs = costs or costs_of(pair.driver, pair.device_cache.device)
         self._models: dict[tuple[Direction, bool], tuple[CostModel, dict[tuple[int, int, int], str]]] = {}
         self._why_not = {name: _why_not(name, pair) for name in MODELLED}
@@ -100,7 +101,7 @@ class Chooser:
         if found is None:
             times = self._costs.both_ways if both_ways else None
             waits_s = (_WAIT_BESIDE_KERNELS_S, _COPY_BESIDE_KERNELS_S) if self._favor == "compute" else (0.0, 0.0)
-            model = CostModel(self._costs, self._pair, direction, times, *waits_s)
+            model = CostModel(self._costs, self._pair, direction, times, *waits_s, parts=self._parts)
             found = self._models[direction, both_ways] = model, {}
         return found
 

@@ -151,10 +151,13 @@ class CostModel:
         times: Mapping[str, float] | None = None,
         wait_s: float = 0.0,
         copy_s: float = 0.0,
+        parts: int = 1,
     ) -> None:
         """times: of each of CURVES, how many times as long its pieces take as they do with nothing beside them.
-        wait_s: how long a kernel waits for others to end. copy_s: how much longer to submit each engine copy takes."""
-        self._fixed, self._pieces = costs.tables[direction]
+        wait_s: how long a kernel waits for others to end. copy_s: how much longer to submit each engine copy takes.
+        parts: how many follow one another without waiting for the one before, and so share what is fixed."""
+        fixed, self._pieces = costs.tables[direction]
+        self._fixed, wait_s = fixed / parts, wait_s / parts
         if times is not None:
             self._pieces = self._pieces * np.array([[times[name]] for name in CURVES])
         self._waits_s = wait_s, copy_s

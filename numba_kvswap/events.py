@@ -8,6 +8,7 @@ from collections import deque
 import numpy as np
 
 from numba_kvswap.driver import Driver, IdleEvents
+from numba_kvswap.ids import Words
 
 
 class Event:
@@ -74,6 +75,10 @@ class EventPair:
             self._start = driver.event_create(timed=True)
             self._end = driver.event_create(timed=True)
             self.words = np.array((self._start, self._end), np.uint64)
+
+    def words_behind(self, first: EventPair) -> Words:
+        """As `words`, for work that goes on with that of `first`: with its start, which is recorded already."""
+        return np.array((first._start, self._end, 1), np.uint64)
 
     def record_end(self, stream: int) -> None:
         self._driver.event_record(self._end, stream)

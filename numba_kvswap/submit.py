@@ -97,8 +97,12 @@ def _call_11(
 
 @compiled
 def _begin(entry_points: Words, stream: np.uint64, events: Words, failed: Integers) -> int:
+    """A third word of `events` says that the first one was recorded by what this goes on with, on the same stream."""
     failed[FAILED_LAYER], failed[FAILED_RUN], failed[FAILED_CALL] = -1, -1, EVENT_RECORD
     failed[BEGUN], failed[END_STATUS], failed[END_CALL] = 0, 0, EVENT_RECORD
+    if events.size > 2:
+        failed[BEGUN] = 1
+        return 0
     status = _call_2(entry_points[EVENT_RECORD], events[0], stream)
     if status == 0:
         failed[BEGUN] = 1

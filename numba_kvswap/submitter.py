@@ -23,12 +23,13 @@ class Submitter:
     cannot move these caches.
     """
 
-    def __init__(self, pair: CachePair, model_layers: range, transport: str, favor: Favor) -> None:
+    def __init__(self, pair: CachePair, model_layers: range, transport: str, favor: Favor, parts: int = 1) -> None:
+        """parts: into how many of its kind a swap is cut."""
         self.pair, self.model_layers, self._transport = pair, model_layers, transport
         self.traffic = device_tools(pair.driver, pair.device_cache.device).traffic
         self.chooser: Chooser | None = None
         if transport == "auto":
-            self.chooser = Chooser(pair, favor)
+            self.chooser = Chooser(pair, favor, parts=parts)
         elif why_not := transport_named(transport).why_not(pair):
             raise ValueError(f"transport is {transport!r}, which cannot move these caches: {why_not}")
 
@@ -59,10 +60,10 @@ def submit(
     parts: list[Transfer] = []
     submitting = threading.Lock()
     for each, (name, _transport) in zip(submitters, ways, strict=True):
-        earlier = tuple(parts) if each is submitters[-1] else ()
-        parts.append(Transfer(plan, each.pair, direction, stream, name, each.model_layers, submitting, earlier))
+        first, earlier = parts[0] if parts else None, tuple(parts) if each is submitters[-1] else ()
+        parts.append(Transfer(plan, each.pair, direction, stream, name, each.model_layers, submitting, first, earlier))
     jobs = [
-        Job(plan, each.pair, direction, stream, part.events.words, part.keep)
+        Job(plan, each.pair, direction, stream, part.event_words, part.keep)
         for each, part in zip(submitters, parts, strict=True)
     ]
     pair, error = submitters[0].pair, None
@@ -89,5 +90,5 @@ def submit(
         try:
             raise error
         finally:
-            del error, submission, part, parts, earlier, job, jobs, pair  # the error's traceback would hold them
+            del error, submission, part, parts, first, earlier, job, jobs, pair  # the error's traceback would hold them
     return parts[-1]

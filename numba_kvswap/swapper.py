@@ -189,7 +189,8 @@ class Swapper:
         if layers not in self._by_layers:
             stretches = [range(first, min(first + layers, depth)) for first in range(0, depth, layers)]
             self._by_layers[layers] = tuple(
-                Submitter(pair.part(stretch), stretch, self._transport, self._favor) for stretch in stretches
+                Submitter(pair.part(stretch), stretch, self._transport, self._favor, len(stretches))
+                for stretch in stretches
             )
         return self._by_layers[layers]
 

@@ -40,14 +40,15 @@ class Transfer:
         transport: str,
         model_layers: range,
         submitting: threading.Lock,
+        first: Transfer | None,
         earlier: tuple[Transfer, ...],
     ) -> None:
         """model_layers: those of `pair`. submitting: held while it is put on its stream; what `marker` says counts once
-        it is released. earlier: transfers of the layers before them on the same stream, if this one is to stand for
-        them too: when what comes last has landed, all has."""
+        it is released. first: the first part of the swap that this is a part of. earlier: all parts before it, on the
+        same stream, if this one is to stand for them too: when what comes last has landed, all has."""
         self.direction: Direction = direction
         self._plan, self.submitting = plan, submitting
-        self._model_layers, self._earlier = model_layers, earlier
+        self._model_layers, self._first, self._earlier = model_layers, first, earlier
         self.transport: str = ", ".join(dict.fromkeys([*(part.transport for part in earlier), transport]))
         self.blocks, self.runs = plan.blocks, plan.runs
         self.bytes: int = plan.blocks * pair.block_bytes + sum(part.bytes for part in earlier)
@@ -55,6 +56,8 @@ class Transfer:
         #: Work of one queue lands in order. A handle may name several: each thread's own, each device's legacy one.
         self.queue = (self._device, stream, threading.get_ident() if stream == PER_THREAD_STREAM else 0)
         self.events = EventPair(self._driver, self._device)
+        #: To be recorded by compiled code.
+        self.event_words = self.events.words_behind(first.events) if first else self.events.words
         self._owners: tuple[object, ...] = pair.owners
         self._failure: Exception | None = None
         self._submitter = threading.get_ident()
@@ -121,14 +124,14 @@ class Transfer:
 
     @property
     def seconds(self) -> float:
-        """Seconds from when the stream reached this transfer to its last byte.
+        """Seconds from when the stream reached this transfer, of a layer the whole one, to its last byte.
 
         Raises RuntimeError while it is not done.
         """
         if not self.done():
             raise RuntimeError("this transfer is not done, so it has no seconds yet; wait() first")
         with self._driver.activate(self._device):
-            return self.events.seconds(self._earlier[0].events if self._earlier else None)
+            return self.events.seconds(self._first.events if self._first else None)
 
     @property
     def undefined_targets(self) -> tuple[int, ...]:

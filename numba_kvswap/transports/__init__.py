@@ -45,7 +45,8 @@ class Submission:
 
 @dataclass(slots=True)  # not frozen, which would make making one take twice as long
 class Job:
-    """One swap to be submitted. events: handles of two, to be recorded before and after. keep: what it is given stays
+    """One swap to be submitted. events: handles of two, to be recorded before and after; with a third word the first
+    was recorded for an earlier part of the swap, whose work this one's need not wait for. keep: what it is given stays
     alive until the swap has landed. unjoined: whether parts of it may be on streams that its own does not wait for, so
     that nothing recorded there would tell when it has landed."""
 

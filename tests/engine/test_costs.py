@@ -124,6 +124,15 @@ def test_the_model_is_what_its_words_say(costs, ids, direction, layout, sizes, r
     assert found == pytest.approx(list(expected.values()), rel=1e-9)
 
 
+def test_parts_of_a_swap_share_what_is_fixed():
+    pair, none, wait_s = Rig().swapper("copies").pair, Plan([], []), 1e-3
+    whole, part = (CostModel(h200_costs(), pair, "out", wait_s=wait_s, parts=parts) for parts in (1, 4))
+    np.testing.assert_allclose(part.expected(none), whole.expected(none) / 4)
+    ring, one = MODELLED.index("ring"), Plan([0], [0])
+    without = CostModel(h200_costs(), pair, "out", parts=4)
+    assert part.expected(one)[ring] - without.expected(one)[ring] == pytest.approx(wait_s / 4)
+
+
 def test_of_no_blocks_there_is_only_what_a_swap_costs_anyhow():
     rig = Rig()
     found = CostModel(h200_costs(), rig.swapper("copies").pair, "in").expected(Plan([], []))

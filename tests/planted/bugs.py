@@ -947,6 +947,21 @@ BUGS = [
         "if index >= part._model_layers.start), self)",
         LAYERWISE,
     ),
+    Bug(
+        "each part waits for the one before it",
+        "transfer.py",
+        "self.events.words_behind(first.events) if first else self.events.words",
+        "self.events.words",
+        LAYERWISE,
+    ),
+    Bug(
+        "parts have starts of their own",
+        "transfer.py",
+        "self.events.seconds(self._first.events if self._first else None)",
+        "self.events.seconds()",
+        LAYERWISE,
+    ),
+    Bug("parts share nothing that is fixed", "costs.py", "= fixed / parts, wait_s / parts", "= fixed, wait_s", COSTS),
     Bug("layers that share bytes are cut", "swapper.py", "or pair.why_ordered:", "or False:", LAYERWISE),
     Bug(
         "a part is not closed with its pool",
