@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from time import perf_counter
@@ -26,6 +26,10 @@ BATCH_VERSION = 12080
 _POINTER_ATTRIBUTES = (ctypes.c_int * 6)(2, 8, 11, 12, 9, 3)
 _GET_POINTER_ATTRIBUTES = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64
+)
+# The function, its grid, its CUDA blocks' threads, shared bytes, stream, parameters, and another way to pass these.
+_LAUNCH_KERNEL = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_uint64, *[ctypes.c_uint] * 7, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p
 )
 _MEMORY_KINDS: Mapping[int, Literal["host", "device", "managed"]] = {1: "host", 2: "device"}
 
@@ -90,6 +94,7 @@ class CudaDriver(Driver):
         self._get_current_context = _OF_ONE_HANDLE(self._address_of(b"cuCtxGetCurrent"))
         self._set_current_context = _OF_ONE_HANDLE(self._address_of(b"cuCtxSetCurrent"))
         self._query_event = _OF_ONE_HANDLE(self._address_of(b"cuEventQuery"))
+        self._launch = _LAUNCH_KERNEL(self.entry_points.launch_kernel)
         self._get_pointer_attributes = _GET_POINTER_ATTRIBUTES(self._address_of(b"cuPointerGetAttributes"))
 
     # ---- facts ----
@@ -189,12 +194,22 @@ class CudaDriver(Driver):
         module = self._call("cuModuleLoadData", image)
         return int(self._call("cuModuleGetFunction", module, symbol.encode()))
 
+    def launch_kernel(self, kernel: int, blocks: int, threads: int, stream: int, words: Sequence[int]) -> None:
+        """Launch a CUfunction whose parameters are these words of 8 bytes."""
+        values = (ctypes.c_uint64 * len(words))(*words)
+        places = (ctypes.c_void_p * len(words))(*(ctypes.addressof(values) + 8 * i for i in range(len(words))))
+        self._check("cuLaunchKernel", self._launch(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, places, None))
+
     # ---- streams ----
 
     def stream_create(self, *, urgent: bool = False) -> int:
         _least, greatest = self._call("cuCtxGetStreamPriorityRange") if urgent else (0, 0)
         flags = self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING.value
         return int(self._call("cuStreamCreateWithPriority", flags, int(greatest)))
+
+    def stream_create_blocking(self) -> int:
+        """A stream that is ordered with the legacy default stream."""
+        return int(self._call("cuStreamCreate", self._cuda.CUstream_flags.CU_STREAM_DEFAULT.value))
 
     def stream_destroy(self, stream: int) -> None:
         self._call("cuStreamDestroy", self._cuda.CUstream(stream))
