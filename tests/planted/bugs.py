@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bug import CHECK, Bug
+from bugs_history import BUGS_HISTORY
 
 #: And what it must find with a transport named.
 CHECK_COPIES, CHECK_BATCH, CHECK_KERNEL, CHECK_RING = (
@@ -1003,6 +1004,7 @@ BUGS = [
         'transport="copies", favor=favor)\n        _Replay',
         REPLAY_RUN,
     ),
+    *BUGS_HISTORY,
 ]
 
 #: Planted in every run of the suite; the others are marked slow.

@@ -176,6 +176,8 @@ Action = (
     | Checkpoint
 )
 
+#: Some more often than others, so that swaps of one Swapper meet.
+_SWAPPER_OF = (0, 0, 0, 1, 1, 2, 3)
 _WRONG: tuple[WrongCall, ...] = get_args(WrongCall)
 
 
@@ -188,14 +190,16 @@ def _stream(pick: Pick) -> int:
 
 
 def _swap(pick: Pick) -> Action:
-    pairs = pick(1, PAIRS_MAX)
+    # Short ones often: those that touch most blocks collide with everything, and hide what does not.
+    pairs = pick(1, 2) if pick(0, 1) else pick(1, PAIRS_MAX)
+    swapper = _SWAPPER_OF[pick(0, len(_SWAPPER_OF) - 1)]
     if pick(0, 2) == 0:  # runs on both sides at once, which two lists drawn apart hardly make
         device, host = pick(0, DEVICE_BLOCKS - 1), pick(0, HOST_BLOCKS - 1)
         pairs = min(pairs, DEVICE_BLOCKS - device, HOST_BLOCKS - host)
         ids = tuple(range(device, device + pairs)), tuple(range(host, host + pairs))
     else:
         ids = made_ids(pick, pairs, DEVICE_BLOCKS), made_ids(pick, pairs, HOST_BLOCKS)
-    return Swap(pick(0, SWAPPERS - 1), _direction(pick), *ids, _stream(pick), pick(0, 3) == 3)
+    return Swap(swapper, _direction(pick), *ids, _stream(pick), pick(0, 3) == 3)
 
 
 def _mistake(pick: Pick) -> Action:

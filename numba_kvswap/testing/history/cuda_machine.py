@@ -174,8 +174,7 @@ class CudaMachine:
             self.hold(stream).open()
         with driver.activate(0):
             driver.synchronize()
-        self._latches.words[:] = 0
-        self._held = 0
+        self.found_wrong(synchronized=True)  # as of now nothing was answered
 
 
 class _CudaLatch:
