@@ -44,6 +44,7 @@ STREAM_ORDER = "engine/test_stream_order.py"
 SWAPPER = "engine/test_swapper.py"
 FAULTS = "engine/test_transport_faults.py"
 RACES = "engine/test_transport_races.py"
+TIMEOUTS = "engine/test_timeouts.py"
 TIERS = "replay/test_tiers.py"
 TRAFFIC = "engine/test_traffic.py"
 TRANSPORTS = "engine/test_transports.py"
@@ -60,6 +61,20 @@ _MEMORY, _ROOM, _TRAFFIC = "host_memory.py", "host_room.py", "traffic.py"
 
 BUGS = [
     # ---- what moves ----
+    Bug(
+        "targets of a failed submission are not said to be undefined",
+        "transports/__init__.py",
+        "advice=advice, undefined_targets=undefined)\n    return",
+        "advice=advice)\n    return",
+        FAULTS,
+    ),
+    Bug(
+        "targets of work that failed on the device pass for defined",
+        "transfer.py",
+        "return () if self.landed() and self._failure is None else",
+        "return () if self.landed() else",
+        CLASS_8,
+    ),
     Bug(
         "last run skipped",
         _SUBMIT,
@@ -697,9 +712,24 @@ BUGS = [
     Bug(
         "wait returns early",
         "transfer.py",
-        "self.events.synchronize(soon=self.bytes <= SOON_BYTES)",
-        "self.events.ended()",
+        "if not self.events.synchronize(soon=self.bytes <= SOON_BYTES, timeout_s=timeout_s):",
+        "if self.events.ended() is None:",
         STREAM_ORDER,
+    ),
+    Bug("timeouts are hangs", _SIMULATED, "raise _TimedOut\n", "return False\n", TIMEOUTS),
+    Bug(
+        "a close gives each transfer as much time",
+        "driver/in_flight.py",
+        "max(0.0, until_s - time.monotonic())",
+        "timeout_s",
+        TIMEOUTS,
+    ),
+    Bug(
+        "a wait that timed out says nothing",
+        "transfer.py",
+        "if not self.events.synchronize(soon=self.bytes <= SOON_BYTES, timeout_s=timeout_s):",
+        "if self.events.synchronize(soon=self.bytes <= SOON_BYTES, timeout_s=timeout_s) is None:",
+        TIMEOUTS,
     ),
     Bug("wait_on does nothing", "transfer.py", "self.events.make_wait(handle)", "pass", STREAM_ORDER),
     Bug(

@@ -94,8 +94,8 @@ BUGS_HISTORY = [
     Bug(
         "history: wait returns at once",
         _TRANSFER,
-        "self.events.synchronize(soon=self.bytes <= SOON_BYTES)",
-        "pass",
+        "not self.events.synchronize(soon=self.bytes <= SOON_BYTES, timeout_s=timeout_s)",
+        "False",
         CHECK_STATEFUL,
     ),
     Bug(
@@ -138,7 +138,7 @@ BUGS_HISTORY = [
     Bug(
         "history: close waits for nothing",
         _CACHES,
-        "self._memory.driver.in_flight.wait_for(self._memory)",
+        "self._memory.driver.in_flight.wait_for(self._memory, timeout_s)",
         "None",
         CHECK_STATEFUL,
     ),
