@@ -156,13 +156,6 @@ BUGS_HISTORY = [
         "                    return False",
         CHECK_STATEFUL,
     ),
-    Bug(
-        "history: a closed pool takes swaps",
-        "cache_pair.py",
-        "        self.host_cache.check_open()\n        if not",
-        "        if not",
-        HISTORY,
-    ),
     # ---- failures ----
     Bug(
         "history: a failed submission has no end",
@@ -179,4 +172,18 @@ BUGS_HISTORY = [
         CHECK_STATEFUL,
     ),
     Bug("history: a failure is not raised", _SWAPPER, "if submission.error is not None:", "if False:", CHECK_STATEFUL),
+    Bug(
+        "history: a swap that failed midway left nothing undefined",
+        "transports/__init__.py",
+        "layer=layer, run=run, advice=advice, undefined_targets=undefined)",
+        "layer=layer, run=run, advice=advice)",
+        CHECK_STATEFUL,
+    ),
+    Bug(
+        "history: what has landed stays undefined",
+        _TRANSFER,
+        "() if self.landed() and self._failure is None else tuple(self._plan.target_ids.tolist())",
+        "tuple(self._plan.target_ids.tolist())",
+        CHECK_STATEFUL,
+    ),
 ]

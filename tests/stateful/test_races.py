@@ -28,6 +28,7 @@ _CUDA_MARKS = [pytest.mark.cuda, pytest.mark.skipif(bool(why_no_cuda()), reason=
 @pytest.fixture(params=["simulated", pytest.param("cuda", marks=_CUDA_MARKS)])
 def rig(request, transport_or_auto):
     """Two caches whose blocks hold versions, block b of the device b, of the host 100 + b."""
+    gc.collect()  # what others left, since a latch of a real device bears no freeing of memory
     rig = Rig(request.param, transport_or_auto)
     yield rig
     rig.finish()

@@ -1,6 +1,7 @@
 """What can happen in a world, as values: drawn by anyone, printed, made again.
 
-Numbers that name a thing there may not be (the 6th of the transfers under way) are taken modulo what there is.
+Numbers that name a thing there may not be (the 6th of the transfers under way) are taken modulo what there is. Which
+streams the numbers of streams stand for, the world's shape says.
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ from typing import Literal, get_args
 from numba_kvswap.cache_pair import Direction
 from numba_kvswap.testing.cases import Pick, made_ids
 
-#: Of every world: its blocks a cache; its streams, Swappers, and caches of either side. The streams are the legacy
-#: default one by both of its handles, the calling thread's own, a blocking one, and three others.
-DEVICE_BLOCKS, HOST_BLOCKS = 6, 7
+#: Of every world: its blocks a cache; its streams, Swappers, and caches of either side.
+DEVICE_BLOCKS, HOST_BLOCKS = 8, 9
 STREAMS, SWAPPERS, SIDES = 7, 4, 3
 PAIRS_MAX = 6
-#: Driver functions that a history makes fail.
-FAILING = (
+#: Driver functions that a history makes fail: those that submissions call, which are drawn more often, and others.
+SUBMITTING = (
     "cuMemcpyAsync",
     "cuMemcpy2DAsync",
     "cuMemcpyBatchAsync",
     "cuLaunchKernel",
     "cuEventRecord",
     "cuStreamWaitEvent",
+)
+FAILING = (
     "cuEventQuery",
     "cuEventSynchronize",
     "cuEventCreate",
@@ -202,6 +204,11 @@ def _swap(pick: Pick) -> Action:
     return Swap(swapper, _direction(pick), *ids, _stream(pick), pick(0, 3) == 3)
 
 
+def _fault(pick: Pick) -> Action:
+    calls = FAILING if pick(0, 2) == 2 else SUBMITTING
+    return Fault(calls[pick(0, len(calls) - 1)], pick(0, 5))
+
+
 def _mistake(pick: Pick) -> Action:
     return Mistake(pick(0, SWAPPERS - 1), _direction(pick), _WRONG[pick(0, len(_WRONG) - 1)], pick(0, PAIRS_MAX - 1))
 
@@ -221,7 +228,7 @@ ACTIONS: Mapping[str, tuple[int, Callable[[Pick], Action]]] = {
     "open": (3, lambda pick: Open(pick(0, 3))),
     "remake": (1, lambda pick: Remake(pick(0, SWAPPERS - 1))),
     "close pool": (1, lambda pick: ClosePool(pick(0, SIDES - 1))),
-    "fault": (2, lambda pick: Fault(FAILING[pick(0, len(FAILING) - 1)], pick(0, 5))),
+    "fault": (2, _fault),
     "mistake": (2, _mistake),
     "checkpoint": (2, lambda pick: Checkpoint()),
 }

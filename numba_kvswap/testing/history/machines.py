@@ -19,9 +19,11 @@ class Latch(Protocol):
 class Machine(Protocol):
     """Streams are handles. All but `hold` and `found_wrong` may raise KVSwapDriverError where a fault was asked for.
 
-    Attributes: streams, a handle each, and `timelines`, whose work it takes: two handles may name one stream; kinds, of
-    each timeline. passes_latches: whether the host may wait for, allocate and free what no closed latch holds; where
-    it may not, all latches are opened before. simulated: the simulated driver behind it, None on a real device.
+    Attributes: streams, a handle each: the legacy default one by both of its handles, the calling thread's own, a
+    blocking one, three others. timelines, of each stream, where its work stands: two handles may name one stream;
+    kinds, of each timeline. passes_latches: whether the host may wait for, allocate and free what no closed latch
+    holds; where it may not, all latches are opened before. simulated: the simulated driver behind it, None on a real
+    device.
     """
 
     name: str

@@ -25,6 +25,7 @@ from numba_kvswap.testing.history.actions import (
     DEVICE_BLOCKS,
     HOST_BLOCKS,
     SIDES,
+    STREAMS,
     SWAPPERS,
     Action,
     Checkpoint,
@@ -75,7 +76,8 @@ class Shape:
 
     sizes: block bytes a layer, of the caches 0 and 1 of either side, and of the caches 2. shared: what Swappers 0 and
     1 have in common, "both" for both caches; Swapper 2 has the caches 2, Swapper 3 the caches 1. layouts, pad_bytes:
-    of each cache. transports: of each Swapper. seed, schedule: of a simulated device, see SimulatedDriver.
+    of each cache. transports: of each Swapper. streams: which of a machine's streams those of the actions are; where
+    they are few, more happens on each. seed, schedule: of a simulated device, see SimulatedDriver.
     """
 
     sizes: tuple[tuple[int, ...], tuple[int, ...]]
@@ -84,6 +86,7 @@ class Shape:
     host_layouts: tuple[SideLayout, ...]
     pad_bytes: tuple[int, ...]
     transports: tuple[str, ...]
+    streams: tuple[int, ...] = tuple(range(STREAMS))
     seed: int = 0
     schedule: bytes | None = None
 
@@ -103,9 +106,15 @@ def make_shape(pick: Pick, transport: str | None = None, schedule: bytes | None 
         host_layouts=tuple(_HOST_LAYOUTS[pick(0, 1)] for _ in range(SIDES)),
         pad_bytes=tuple(pick(1, _PAD_BYTES_MAX) if pick(0, 2) == 2 else 0 for _ in range(2 * SIDES)),
         transports=tuple(transport or names[pick(0, len(names) - 1)] for _ in range(SWAPPERS)),
+        streams=_made_streams(pick),
         seed=pick(0, 2**31),
         schedule=schedule,
     )
+
+
+def _made_streams(pick: Pick) -> tuple[int, ...]:
+    few = [pick(0, STREAMS - 1) for _ in range(pick(2, STREAMS))]
+    return tuple(few[i % len(few)] for i in range(STREAMS))
 
 
 def _made_sizes(pick: Pick) -> tuple[int, ...]:
@@ -162,6 +171,8 @@ class World:
 
     def __init__(self, shape: Shape, machine: Machine) -> None:
         self.shape, self.machine, self._driver = shape, machine, machine.driver
+        self._handles = [machine.streams[index] for index in shape.streams]
+        self._timelines = [machine.timelines[index] for index in shape.streams]
         self.counted: Counter[str] = Counter()
         self.checkpoints = self.faults = self.blocks_compared = 0
         self._sure, self._perhaps = (Clocks(machine.kinds, promised=promised) for promised in (True, False))
@@ -221,16 +232,13 @@ class World:
         device, host = self._device_sides[user.device], self._host_sides[user.host]
         source, target = (device, host) if out else (host, device)
         source_ids, target_ids = (action.device_ids, action.host_ids) if out else (action.host_ids, action.device_ids)
-        timeline = self.machine.timelines[action.stream]
+        timeline = self._timelines[action.stream]
         promised = self._order(action.stream, [(source, source_ids)], (target, target_ids), user.number)
-        transfer, undefined, says = self._call(user.swapper, action, target_ids)
+        transfer, undefined = self._call(user.swapper, action, target_ids)
         if transfer is None:
             if undefined:
-                # What was put on the stream before the failure runs there, and so ends before this event. Where the
-                # error does not say what it left, nobody knows whether it is on its stream, and whether later swaps
-                # of the same Swapper come after it.
-                number = user.number if says else -1
-                operation = self._put(timeline, self._event(action.stream), number, ring=action.direction)
+                # What was put on the stream before the failure runs there, and so ends before this event.
+                operation = self._put(timeline, self._event(action.stream), user.number, ring=action.direction)
                 self._note_failed(operation, (source, source_ids), (target, undefined))
             return
         self._keep_promises(timeline, promised)
@@ -243,46 +251,44 @@ class World:
 
     def _call(
         self, swapper: Swapper, action: Swap, target_ids: tuple[int, ...]
-    ) -> tuple[Transfer | None, tuple[int, ...], bool]:
-        """The transfer; or None, the targets that the failed call left undefined, and whether the error says so."""
-        out, stream = action.direction == "out", self.machine.streams[action.stream]
+    ) -> tuple[Transfer | None, tuple[int, ...]]:
+        """The transfer; or None, and the targets that the failed call left undefined."""
+        out, stream = action.direction == "out", self._handles[action.stream]
         method = swapper.swap_out if out else swapper.swap_in
         try:
             if action.by_plan:
                 ids = (action.device_ids, action.host_ids) if out else (action.host_ids, action.device_ids)
-                return method(Plan(*ids), stream=stream), (), True
+                return method(Plan(*ids), stream=stream), ()
             device, host = list(action.device_ids), np.array(action.host_ids)
             try:
-                return method(device, host, stream), (), True
+                return method(device, host, stream), ()
             finally:  # whoever still reads them has not copied them
                 device[:] = [_OVERWRITTEN] * len(device)
                 host[:] = _OVERWRITTEN
         except KVSwapDriverError as error:
             self._expect(error)
-            undefined = getattr(error, "undefined_targets", None)
-        if undefined is None:
-            return None, target_ids, False
+            undefined = error.undefined_targets
         if not set(undefined) <= set(target_ids):
             raise HistoryMismatch(f"undefined_targets is {undefined}; the swap's targets are {target_ids}")
-        return None, tuple(undefined), True
+        return None, undefined
 
     def _write(self, action: Write) -> None:
-        side, stream = self._device_sides[action.cache], self.machine.streams[action.stream]
+        side, stream = self._device_sides[action.cache], self._handles[action.stream]
         version = self._new_version()
         self._order(action.stream, [], (side, (action.block,)))
         self._surely(lambda: self.machine.write(stream, side, action.block, version))
-        operation = self._put(self.machine.timelines[action.stream], self._event(action.stream))
+        operation = self._put(self._timelines[action.stream], self._event(action.stream))
         self._note(operation, [], (side, (action.block,)))
         side.versions[action.block] = version
 
     def _read(self, action: Read) -> None:
-        side, stream = self._device_sides[action.cache], self.machine.streams[action.stream]
+        side, stream = self._device_sides[action.cache], self._handles[action.stream]
         version = side.versions[action.block]
         if version is None:
             return
         self._order(action.stream, [(side, (action.block,))], (side, ()))
         self._surely(lambda: self.machine.judge(stream, side, action.block, version))
-        operation = self._put(self.machine.timelines[action.stream], self._event(action.stream))
+        operation = self._put(self._timelines[action.stream], self._event(action.stream))
         self._note(operation, [(side, (action.block,))], (side, ()))
         self.blocks_compared += 1
 
@@ -320,6 +326,10 @@ class World:
             return
         if done:
             self._learn(each)
+            return
+        undefined, (_, targets) = each.transfer.undefined_targets, each.targets
+        if undefined and set(undefined) != set(targets):  # none: it has landed meanwhile
+            raise HistoryMismatch(f"{each.transfer!r} is under way to {targets}; its undefined_targets are {undefined}")
 
     def _wait_on(self, action: WaitOn) -> None:
         if not self._transfers:
@@ -334,8 +344,8 @@ class World:
     def _hold(self, action: Hold) -> None:
         if self._told_to_fail != _NOTHING_FAILS:
             return  # a failed submission may wait for what it began, which a closed latch would not let end
-        latch = self.machine.hold(self.machine.streams[action.stream])
-        timeline = self.machine.timelines[action.stream]
+        latch = self.machine.hold(self._handles[action.stream])
+        timeline = self._timelines[action.stream]
         after, _ = self._sure.put(timeline), self._perhaps.put(timeline)
         self._latches.append(_Held(latch, timeline, after[timeline]))
 
@@ -423,7 +433,7 @@ class World:
         conflicts = self._conflicts(reads, writes)
         promised = [each for each in conflicts if each.swapper == swapper != -1]
         # What the library orders may order others too, and then the user need not.
-        known = later(self._sure.before(self.machine.timelines[stream]), *(each.after for each in promised))
+        known = later(self._sure.before(self._timelines[stream]), *(each.after for each in promised))
         for each in conflicts:
             if each not in promised and not each.is_in(known):
                 self._make_wait(stream, each)
@@ -436,7 +446,7 @@ class World:
             self._perhaps.make_wait(timeline, each.perhaps)
 
     def _make_wait(self, stream: int, operation: Operation) -> None:
-        handle, timeline = self.machine.streams[stream], self.machine.timelines[stream]
+        handle, timeline = self._handles[stream], self._timelines[stream]
         self._in_context(lambda: operation.fence.make_wait(handle))
         self._sure.make_wait(timeline, operation.fenced)
         self._perhaps.make_wait(timeline, operation.perhaps)
@@ -470,7 +480,7 @@ class World:
     def _note_failed(
         operation: Operation, reads: tuple[Side, tuple[int, ...]], undefined: tuple[Side, tuple[int, ...]]
     ) -> None:
-        """Of a swap that failed. Perhaps it never began, and so takes the place of nothing before it."""
+        """Of a swap that failed. How much of it began nobody knows, so it takes the place of nothing before it."""
         side, blocks = reads
         for block in blocks:
             side.last_reads[block][-1 - operation.stream] = operation
@@ -502,7 +512,7 @@ class World:
 
     def _event(self, stream: int) -> Event:
         """Recorded on the stream now."""
-        handle = self.machine.streams[stream]
+        handle = self._handles[stream]
 
         def recorded() -> Event:
             event = Event(self._driver, timed=False)
@@ -524,8 +534,7 @@ class World:
 
     @staticmethod
     def _check_landed(each: _UnderWay) -> None:
-        undefined = getattr(each.transfer, "undefined_targets", ())
-        if undefined:
+        if undefined := each.transfer.undefined_targets:
             raise HistoryMismatch(f"{each.transfer!r} has landed, but its undefined_targets are {undefined}")
 
     def _look_at(self, side: Side, block: int) -> None:
@@ -636,7 +645,7 @@ class World:
     def _drop(self, each: _UnderWay) -> None:
         """Let go of it; an event stands for it, recorded behind all that its stream holds by now."""
         operation = each.operation
-        operation.fence = self._event(self.machine.timelines.index(operation.stream))
+        operation.fence = self._event(self._timelines.index(operation.stream))
         operation.fenced = self._sure.record(operation.stream)
         operation.perhaps = later(operation.perhaps, self._perhaps.record(operation.stream))
 
