@@ -194,6 +194,17 @@ def test_an_error_nobody_asked_for_is_none_of_the_faults():
         world.apply(Swap(0, "out", (2, 4), (3, 5), 4))
 
 
+def test_a_fault_is_taken_back_at_a_checkpoint():
+    machine = SimulatedMachine(schedule=b"")
+    world = World(SHAPE, machine)
+    world.apply(Fault("cuMemcpyAsync", 0))
+    world.check()
+    world.apply(Swap(0, "out", (2, 4), (3, 5), 4))
+    assert world.faults == 0
+    assert world._host_sides[0].versions[3] == world._device_sides[0].versions[2]
+    world.finish()
+
+
 def test_a_pool_closed_with_transfers_under_way_takes_swaps_no_more_and_its_successor_does():
     world = replay(SHAPE, [Swap(0, "out", (2,), (3,), 4), ClosePool(0), Swap(0, "out", (2,), (3,), 4)])
     assert world.checkpoints == 1
