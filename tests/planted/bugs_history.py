@@ -76,7 +76,7 @@ BUGS_HISTORY = [
         CHECK_STATEFUL,
     ),
     Bug(
-        "history: blocking streams take each other's place",
+        "history: all streams are taken for one",
         _TRANSFER,
         "(self._device, stream,",
         "(self._device, 0,",
