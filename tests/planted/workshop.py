@@ -14,7 +14,7 @@ from bug import CHECK, CHECK_STATEFUL, Bug
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE, REFERENCE, TESTS = REPOSITORY / "numba_kvswap", REPOSITORY / "reference", REPOSITORY / "tests"
-EXAMPLES, STEPS = 400, 12_000
+EXAMPLES, STEPS = 400, 15_000
 _SECONDS_MAX = 300
 _ANOTHER_PACKAGE = 99
 # A bug so planted that the package does not even compile proves nothing.
