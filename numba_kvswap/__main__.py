@@ -73,9 +73,19 @@ def _add_engine_and_json(parser: argparse.ArgumentParser) -> None:
 def _add_check(parser: argparse.ArgumentParser) -> None:
     from numba_kvswap.transports.named import TRANSPORTS
 
-    parser.add_argument("--examples", type=_count, default=2000, metavar="N", help="how many swaps; default: 2000")
+    parser.add_argument("--examples", type=_count, metavar="N", help="how many swaps; default: 2000")
+    parser.add_argument(
+        "--stateful",
+        action="store_true",
+        help="instead: whole histories of swaps, compute, waits and faults on several streams and caches",
+    )
+    parser.add_argument("--steps", type=_count, metavar="N", help="of histories, in all; default: 10000")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--transport", choices=("auto", *TRANSPORTS), default="auto", help="default: auto")
+    parser.add_argument(
+        "--transport",
+        choices=("auto", *TRANSPORTS),
+        help="default: auto; of histories: drawn for each Swapper",
+    )
     _add_engine_and_json(parser)
     parser.set_defaults(run=_check)
 
@@ -198,15 +208,32 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    if options.stateful:
+        return _check_histories(options)
     from numba_kvswap.check import check
     from numba_kvswap.testing import engine_named
 
-    engine = _engine(options) + ("" if options.transport == "auto" else f"-{options.transport}")
-    report, first_mismatch = check(engine_named(engine), options.examples, options.seed)
+    if options.steps:
+        raise ValueError("--steps came without --stateful; name the number of swaps: --examples")
+    engine = _engine(options) + (f"-{options.transport}" if options.transport not in (None, "auto") else "")
+    report, first_mismatch = check(engine_named(engine), options.examples or 2000, options.seed)
     print(
         f"{report.examples} swaps on {report.engine}, {report.invalid_examples} of them invalid: "
         f"{report.mismatches} mismatches, {report.seconds:.1f} s"
     )
+    if first_mismatch:
+        print(f"\nThe first mismatch again:\n\n{first_mismatch}")
+    _write(options.json, report.to_json())
+    return 1 if report.mismatches else 0
+
+
+def _check_histories(options: argparse.Namespace) -> int:
+    from numba_kvswap.testing.history import walk
+
+    if options.examples:
+        raise ValueError("--examples and --stateful came; name the number of steps: --steps")
+    report, first_mismatch = walk(_engine(options), options.steps or 10_000, options.seed, options.transport)
+    print(*report.lines(), sep="\n")
     if first_mismatch:
         print(f"\nThe first mismatch again:\n\n{first_mismatch}")
     _write(options.json, report.to_json())

@@ -61,7 +61,7 @@ class DeviceTools:
 
     def __init__(self, driver: Driver, device: int) -> None:
         self._driver, self._device = driver, device
-        self.tables, self.traffic = IdTables(driver, device), Traffic()
+        self.tables, self.traffic = IdTables(driver, device), Traffic(driver.clock)
         self._rings: dict[Direction, Ring] = {}
         self._copies: OrderedDict[bytes, DriverMemory] = OrderedDict()
         self._aside: tuple[Event, Words] | None = None

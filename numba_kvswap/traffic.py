@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from time import perf_counter
+from collections.abc import Callable
 
 from numba_kvswap.cache_pair import Direction
 from numba_kvswap.transfer import Transfer
@@ -13,9 +13,10 @@ _REMEMBERED_S = 1.0
 
 
 class Traffic:
-    """What was last submitted each way on one device. It keeps no transfer alive."""
+    """What was last submitted each way on one device. It keeps no transfer alive. clock: the host's, seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._latest: dict[Direction, weakref.ref[Transfer]] = {}
         self._seen_s = -_REMEMBERED_S
 
@@ -27,7 +28,7 @@ class Traffic:
         at a submission within the last second. Never waits."""
         latest = self._latest.get("in" if direction == "out" else "out")
         other = latest() if latest is not None else None
-        now_s = perf_counter()
+        now_s = self._clock()
         if other is not None and other.stream != stream and not other.landed():
             self._seen_s = now_s
         return now_s - self._seen_s < _REMEMBERED_S

@@ -34,6 +34,10 @@ _MAPPING_ATTRIBUTES = (ctypes.c_int * 2)(19, 18)
 _GET_POINTER_ATTRIBUTES = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64
 )
+# The function, its grid, its CUDA blocks' threads, shared bytes, stream, parameters, and another way to pass these.
+_LAUNCH_KERNEL = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_uint64, *[ctypes.c_uint] * 7, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p
+)
 _MEMORY_KINDS: Mapping[int, Literal["host", "device", "managed"]] = {1: "host", 2: "device"}
 _UNKNOWN = PointerInfo("unknown", 0, 0, -1)
 
@@ -124,6 +128,7 @@ class CudaDriver(Driver):
         self.pitch_bytes_max = self._smallest_pitch_bytes_max()
         self._get_current_context = _OF_ONE_HANDLE(self._address_of(b"cuCtxGetCurrent"))
         self._set_current_context = _OF_ONE_HANDLE(self._address_of(b"cuCtxSetCurrent"))
+        self._launch = _LAUNCH_KERNEL(self.entry_points.launch_kernel)
         from numba_kvswap.submit import ask_again  # not at the top: a machine without CUDA has no need of Numba
 
         self._ask_again = ask_again
@@ -250,12 +255,22 @@ class CudaDriver(Driver):
         module = self._call("cuModuleLoadData", image)
         return int(self._call("cuModuleGetFunction", module, symbol.encode()))
 
+    def launch_kernel(self, kernel: int, blocks: int, threads: int, stream: int, words: Sequence[int]) -> None:
+        """Launch a CUfunction whose parameters are these words of 8 bytes."""
+        values = (ctypes.c_uint64 * len(words))(*words)
+        places = (ctypes.c_void_p * len(words))(*(ctypes.addressof(values) + 8 * i for i in range(len(words))))
+        self._check("cuLaunchKernel", self._launch(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, places, None))
+
     # ---- streams ----
 
     def stream_create(self, *, urgent: bool = False) -> int:
         _least, greatest = self._call("cuCtxGetStreamPriorityRange") if urgent else (0, 0)
         flags = self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING.value
         return int(self._call("cuStreamCreateWithPriority", flags, int(greatest)))
+
+    def stream_create_blocking(self) -> int:
+        """A stream that is ordered with the legacy default stream."""
+        return int(self._call("cuStreamCreate", self._cuda.CUstream_flags.CU_STREAM_DEFAULT.value))
 
     def stream_destroy(self, stream: int) -> None:
         self._call("cuStreamDestroy", self._cuda.CUstream(stream))

@@ -602,6 +602,11 @@ class SimulatedDriver(Driver):
             end = float("inf") if times is None else first + times
             self._planned_faults.setdefault(call, []).append((first, end, status))
 
+    def fail_no_more(self) -> None:
+        """Take back all that `fail` was told and that has not come yet."""
+        with self._lock:
+            self._faults.clear()
+
     # ---- what objects that own memory or streams call when they die ----
 
     def discard_allocation(self, start: int) -> None:

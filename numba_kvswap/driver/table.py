@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import cached_property
+from time import perf_counter
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -124,6 +125,8 @@ class Driver(ABC):
     split_batch_bytes: int = 64 << 20
 
     def __init__(self) -> None:
+        #: The host's, seconds. A simulation that is to run alike again puts its own in place.
+        self.clock: Callable[[], float] = perf_counter
         #: What this driver still works on, kept alive until it has landed.
         self.in_flight = InFlight()
         #: By device: pairs of events that nobody holds.

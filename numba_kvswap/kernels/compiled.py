@@ -61,7 +61,11 @@ def cubin(name: str, compute_capability: tuple[int, int]) -> tuple[bytes, str]:
             lanes,
         )
 
-    signature = types.void(*[types.uint64] * len(PARAMETERS))
+    return machine_code(entry, types.void(*[types.uint64] * len(PARAMETERS)), compute_capability)
+
+
+def machine_code(entry: Any, signature: Any, compute_capability: tuple[int, int]) -> tuple[bytes, str]:
+    """Machine code of a kernel, and its symbol there."""
     ptx, _ = cuda.compile(entry, signature, device=False, abi="numba", cc=compute_capability, output="ptx")
     (symbol,) = re.findall(r"\.entry\s+([\w$.]+)", ptx)
     arch = f"sm_{compute_capability[0]}{compute_capability[1]}"

@@ -106,8 +106,8 @@ def make_case(pick: Pick) -> SwapCase:
         layers=layers,
         device_blocks=device_blocks,
         host_blocks=host_blocks,
-        device_ids=_made_ids(pick, pairs, device_blocks),
-        host_ids=_made_ids(pick, pairs, host_blocks),
+        device_ids=made_ids(pick, pairs, device_blocks),
+        host_ids=made_ids(pick, pairs, host_blocks),
         host_layout="block_major" if block_major else "layer_major",
         host_form="array" if padded else ("array", "address", "flat")[pick(0, 2)],
         ids_form=("list", "int64", "int32", "uint64")[pick(0, 3)],
@@ -137,7 +137,7 @@ def _made_layers(pick: Pick, dimensions: tuple[int, int]) -> tuple[LayerShape, .
     return tuple(layers)
 
 
-def _made_ids(pick: Pick, pairs: int, blocks: int) -> tuple[int, ...]:
+def made_ids(pick: Pick, pairs: int, blocks: int) -> tuple[int, ...]:
     """Scattered ids, or stretches that ascend or descend: merging, last-wins and order all get their cases."""
     ids: list[int] = []
     while len(ids) < pairs:

@@ -8,7 +8,6 @@ import weakref
 import pytest
 from transport_rig import Rig, swap
 
-from numba_kvswap import traffic as traffic_module
 from numba_kvswap.device_tools import device_tools
 from numba_kvswap.traffic import Traffic
 
@@ -18,10 +17,10 @@ WAYS = pytest.mark.parametrize("direction, other_way", [("out", "in"), ("in", "o
 class Device:
     """A device on which nothing runs until somebody waits, and a clock that stands still: `now_s`."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self):
         self.now_s = 1000.0
-        monkeypatch.setattr(traffic_module, "perf_counter", lambda: self.now_s)
         self.rig = Rig("copies")
+        self.rig.driver.clock = lambda: self.now_s
         self.swapper, self.traffic = self.rig.swapper(), device_tools(self.rig.driver, 0).traffic
         self.streams = [self.rig.simulated.stream() for _ in range(2)]
 
@@ -34,8 +33,8 @@ class Device:
 
 
 @pytest.fixture
-def device(monkeypatch):
-    return Device(monkeypatch)
+def device():
+    return Device()
 
 
 @WAYS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bug import CHECK, Bug
 from bugs_doors import BUGS_DOORS
+from bugs_history import BUGS_HISTORY
 from bugs_judge import BUGS_JUDGE
 
 #: And what it must find with a transport named.
@@ -1117,6 +1118,7 @@ BUGS = [
     ),
     *BUGS_DOORS,
     *BUGS_JUDGE,
+    *BUGS_HISTORY,
 ]
 
 #: Planted in every run of the suite; the others are marked slow.

@@ -10,11 +10,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bug import CHECK, Bug
+from bug import CHECK, CHECK_STATEFUL, Bug
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE, REFERENCE, TESTS = REPOSITORY / "numba_kvswap", REPOSITORY / "reference", REPOSITORY / "tests"
-EXAMPLES = 400
+EXAMPLES, STEPS = 400, 15_000
 _SECONDS_MAX = 300
 _ANOTHER_PACKAGE = 99
 # A bug so planted that the package does not even compile proves nothing.
@@ -112,6 +112,8 @@ def _is_check(by: str) -> bool:
 
 
 def _arguments(by: str) -> list[str]:
+    if by == CHECK_STATEFUL:
+        return ["numba_kvswap", "check", "--stateful", "--engine", "simulated", "--steps", str(STEPS), "--seed", "0"]
     if _is_check(by):
         transport = by.partition(" ")[2] or "auto"
         options = ["--engine", "simulated", "--transport", transport, "--examples", str(EXAMPLES), "--seed", "0"]
