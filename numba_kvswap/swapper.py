@@ -117,7 +117,7 @@ class Swapper:
         Raises:
             TypeError, ValueError, IndexError: ids as `Plan` and its `check_bounds` say; nothing has moved.
             ValueError: a read-only target; a closed host cache.
-            KVSwapDriverError: a driver call failed; if it was a copy, the targets hold undefined bytes.
+            KVSwapDriverError: a driver call failed; its `undefined_targets` says which blocks hold undefined bytes.
         """
         return self.submit("out", self.checked_plan("out", device_ids, host_ids), stream)
 

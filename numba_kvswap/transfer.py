@@ -31,7 +31,7 @@ class Transfer:
     """
 
     def __init__(self, plan: Plan, pair: CachePair, direction: Direction, stream: int, transport: str) -> None:
-        self.direction, self.transport = direction, transport
+        self.direction, self.transport, self._plan = direction, transport, plan
         self.blocks, self.runs = plan.blocks, plan.runs
         self.bytes = plan.blocks * pair.block_bytes
         self._driver, self._device, self.stream = pair.driver, pair.device_cache.device, stream
@@ -100,6 +100,12 @@ class Transfer:
             raise RuntimeError("this transfer is not done, so it has no seconds yet; wait() first")
         with self._driver.activate(self._device):
             return self.events.seconds()
+
+    @property
+    def undefined_targets(self) -> tuple[int, ...]:
+        """Ids of the target blocks whose bytes are undefined now: all while it is under way, and after work before its
+        end failed; () once it has landed. Never waits."""
+        return () if self.landed() and self._failure is None else tuple(self._plan.target_ids.tolist())
 
     def landed(self) -> bool:
         """Whether the driver says that nothing of it runs any more. Never waits, never raises what failed."""

@@ -73,10 +73,12 @@ def outcome(job: Job, status: int, failed: Integers, streams: Iterable[int] = ()
         _wait_for(driver, streams)
         job.unjoined = False
     marker: Marker = "stream" if end_status else "event"
+    undefined = tuple(job.plan.target_ids.tolist())
     if not status:
         advice = "The copies are on the stream, but no event marks their end; synchronize the stream"
         call = EntryPoints.CALLS[failed[END_CALL]]
-        return Submission(marker, KVSwapDriverError(call, driver.result_name(end_status), advice=advice))
+        result_name = driver.result_name(end_status)
+        return Submission(marker, KVSwapDriverError(call, result_name, advice=advice, undefined_targets=undefined))
     call, name = EntryPoints.CALLS[failed[FAILED_CALL]], driver.result_name(status)
     if not failed[BEGUN]:
         advice = "Nothing was copied; is the stream alive, and of this device?"
@@ -85,7 +87,8 @@ def outcome(job: Job, status: int, failed: Integers, streams: Iterable[int] = ()
     if failed[FAILED_LAYER] >= 0:
         layer, run = int(failed[FAILED_LAYER]), job.pair.plans_run(job.plan, job.direction, int(failed[FAILED_RUN]))
     advice = "The targets of this swap hold undefined bytes; nothing else was touched"
-    return Submission(marker, KVSwapDriverError(call, name, layer=layer, run=run, advice=advice))
+    error = KVSwapDriverError(call, name, layer=layer, run=run, advice=advice, undefined_targets=undefined)
+    return Submission(marker, error)
 
 
 def _wait_for(driver: Driver, streams: Iterable[int]) -> None:

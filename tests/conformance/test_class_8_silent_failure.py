@@ -158,10 +158,18 @@ def test_a_failure_on_the_device_is_raised_by_the_wait_for_that_transfer(rig):
     stream = rig.simulated.stream()
     latch = stream.latch()
     transfer = rig.swapper.swap_out(*IDS, stream)
+    assert transfer.undefined_targets == tuple(IDS[1])
     rig.device[1].free()  # under the queued copies, as only a user's mistake can
     latch.open()
     with pytest.raises(KVSwapDriverError, match="ILLEGAL_ADDRESS"):
         transfer.wait()
+    assert transfer.undefined_targets == tuple(IDS[1])
+
+
+def test_a_transfer_that_landed_has_no_undefined_targets(rig):
+    transfer = rig.swapper.swap_out(*IDS)
+    transfer.wait()
+    assert transfer.undefined_targets == ()
 
 
 def fail_on_the_device(rig):

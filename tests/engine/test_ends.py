@@ -205,7 +205,8 @@ def test_an_error_under_way_is_not_hidden_by_a_living_view(rig):
 
 
 def test_errors_travel_between_processes():
-    error = KVSwapDriverError("cuMemcpyAsync", "CUDA_ERROR_UNKNOWN", layer=3, run=1, advice="Look up")
+    where = {"layer": 3, "run": 1, "undefined_targets": (4, 0)}
+    error = KVSwapDriverError("cuMemcpyAsync", "CUDA_ERROR_UNKNOWN", advice="Look up", **where)
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), vars(again)) == (str(error), vars(error))
 

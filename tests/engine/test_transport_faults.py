@@ -69,13 +69,13 @@ def test_a_swap_makes_the_calls_that_fail_below(transport):
     assert submitting == set(SUBMITTING[transport])
 
 
-def assert_only_targets_differ(rig, direction, before):
-    """Whatever the named targets hold, all else is as it was."""
+def assert_only_targets_differ(rig, direction, before, targets):
+    """Whatever `targets` hold, all else is as it was."""
     found = rig.images()
     for layer, (one, other) in enumerate(zip(found, before, strict=True)):
         on_device = layer < len(rig.sizes)
         is_target = on_device == (direction == "in")
-        named = set(IDS[0 if on_device else 1]) if is_target else set()
+        named = set(targets) if is_target else set()
         others = [block for block in range(rig.blocks) if block not in named]
         assert_same([one[others]], [other[others]])
 
@@ -98,7 +98,9 @@ def fail_and_go_on(rig, direction, call, use, stream):
     rig.driver.in_flight.wait_for(rig.host.layers[0].owner)
     assert len(rig.driver.in_flight) == 0
     settled = rig.images()
-    assert_only_targets_differ(rig, direction, before)
+    targets = IDS[1 if direction == "out" else 0]
+    assert error.undefined_targets == (() if "Nothing was copied" in str(error) else tuple(targets))
+    assert_only_targets_differ(rig, direction, before, error.undefined_targets)
     rig.simulated.synchronize()
     assert_same(rig.images(), settled)  # what was on any stream was over once it was waited for
     swap(swapper, direction, *IDS, stream).wait()

@@ -60,6 +60,20 @@ _MEMORY, _ROOM, _TRAFFIC = "host_memory.py", "host_room.py", "traffic.py"
 BUGS = [
     # ---- what moves ----
     Bug(
+        "targets of a failed submission are not said to be undefined",
+        "transports/__init__.py",
+        "advice=advice, undefined_targets=undefined)\n    return",
+        "advice=advice)\n    return",
+        FAULTS,
+    ),
+    Bug(
+        "targets of work that failed on the device pass for defined",
+        "transfer.py",
+        "return () if self.landed() and self._failure is None else",
+        "return () if self.landed() else",
+        CLASS_8,
+    ),
+    Bug(
         "last run skipped",
         _SUBMIT,
         "for run in range(run_blocks.size):\n            status = _copy_run(",
