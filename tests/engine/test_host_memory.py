@@ -660,4 +660,4 @@ class TestCuda:
         del memory
         gc.collect()
         assert driver.pointer_info(address).kind == "unknown"
-        assert driver._never_unregistered == []
+        assert driver.not_freed() == ()
