@@ -77,8 +77,13 @@ class InFlight:
                     del self._by_stream[stream]
 
     def wait_for(self, memory: object) -> Exception | None:
-        """Wait for all work that uses `memory`; returns as `Pending.settle` does, for the first that is in doubt."""
+        """Wait for all work that uses `memory`; returns as `Pending.settle` does, for the first that is in doubt.
+
+        Lets go of all that has landed, also of what uses no memory any more since somebody has asked it.
+        """
         doubts = [work.settle() for work in self._pending() if work.uses(memory)]
+        for stream in tuple(self._by_stream):
+            self.prune(stream)
         landed = [work for work in tuple(self._unmarked.values()) if not work.unmarked and work.landed()]
         for work in landed:
             self._unmarked.pop(id(work), None)

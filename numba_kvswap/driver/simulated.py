@@ -494,6 +494,11 @@ class SimulatedDriver(Driver):
             end = float("inf") if times is None else first + times
             self._faults.setdefault(call, []).append((first, end, status))
 
+    def fail_no_more(self) -> None:
+        """Undo every `fail`."""
+        with self._lock:
+            self._faults.clear()
+
     # ---- what objects that own memory or streams call when they die ----
 
     # Freed at the next call: the garbage collector may run in the midst of one.

@@ -62,7 +62,7 @@ def test_what_is_refused_for_ever_is_kept_and_named_and_freed_once_it_may_be(dri
     for _ in range(2):
         left = driver.not_freed()
         assert len(left) == 3 and all(what.startswith(name) for what in left)
-    driver._faults.clear()
+    driver.fail_no_more()
     assert driver.not_freed() == ()
     assert live(driver) == (0, 0, 0)
 
@@ -92,7 +92,7 @@ def test_memory_is_kept_mapped_while_it_is_registered_and_goes_after(driver):
     gc.collect()
     assert driver.not_freed() == (f"registered memory at {address:#x}",)
     assert gone() is not None
-    driver._faults.clear()
+    driver.fail_no_more()
     assert driver.not_freed() == ()
     gc.collect()
     assert gone() is None

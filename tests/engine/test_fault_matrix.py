@@ -98,7 +98,7 @@ class Life:
             self.driver.in_flight.wait_for(work._owners[0])
 
     def lift(self):
-        self.driver._faults.clear()
+        self.driver.fail_no_more()
 
     def attempt(self, do, judge=lambda undefined: None):
         """`do`, and where it raises, as it may once, judge what is left behind, lift the fault and do it again."""
@@ -319,6 +319,18 @@ def test_the_life_uses_every_call_that_can_fail(uses_of):
     used = {call for transport in WAYS for call in uses_of(transport)}
     # For set-up alone; of CUDA's producers alone; where another call failed before, see below.
     assert set(CALLS) - used == {"cuMemcpy", "cuCtxGetDevice", "cuCtxSynchronize"}
+
+
+def test_a_close_also_lets_go_of_what_somebody_has_seen_landed():
+    """Such a transfer uses no memory any more, so the close has nothing to wait for."""
+    life = Life("copies")
+    device = life.allocated()
+    with HostCache.allocate(device, blocks=BLOCKS) as host:
+        transfer = Swapper(device, host, transport="copies").swap_out(*IDS, life.simulated.stream())
+        life.simulated.synchronize()
+        assert transfer.landed()
+        del transfer
+    assert life.driver.live_events() == 0
 
 
 # ---- two at once ----
