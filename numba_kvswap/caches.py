@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from numba_kvswap.driver import Driver
 from numba_kvswap.host_memory import pinned_memory
-from numba_kvswap.ids import check_integer
+from numba_kvswap.ids import check_integer, checked_timeout_s
 from numba_kvswap.interop import device_layers, flat, host_layers
 from numba_kvswap.layers import Layer, LayerBytes, check_device_memory, check_layers, name_fault
 from numba_kvswap.memory import DriverMemory, OwnedMemory
@@ -210,17 +210,20 @@ class HostCache:
         self.check_open()  # again: a close in another thread looks for views after it has said that it closes
         return np.asarray(view)
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
         """Wait for the transfers that use this pool, then free it. A call after one that succeeded does nothing.
 
         A swap in another thread either comes first, and is waited for, or finds the pool closed. Arrays passed in by
-        the user stay the user's, and are let alone.
+        the user stay the user's, and are let alone. timeout_s: as of `Transfer.wait`.
 
         Raises:
+            TimeoutError: a transfer has not landed within `timeout_s` seconds. The memory is kept, the pool takes no
+                more swaps; call again.
             BufferError: views made by `layer` are alive; they would point to freed memory.
             KVSwapDriverError: the driver failed, or cannot say that a transfer has ended. The memory is kept; call
                 again.
         """
+        timeout_s = checked_timeout_s(timeout_s)
         if self._memory is None or not self._memory.address:
             return
         # First: swaps and views look at this after they have made themselves known.
@@ -228,7 +231,7 @@ class HostCache:
         if len(self._views):
             self._closed = was_closed
             raise BufferError(f"{len(self._views)} views of this pool's layers are alive; delete them, then close")
-        doubt = self._memory.driver.in_flight.wait_for(self._memory)
+        doubt = self._memory.driver.in_flight.wait_for(self._memory, timeout_s)
         if doubt is not None:
             raise doubt
         self._memory.close()

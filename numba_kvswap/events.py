@@ -85,9 +85,9 @@ class EventPair:
     def ended(self) -> bool:
         return self._driver.event_done(self._end)
 
-    def synchronize(self, *, soon: bool = False) -> None:
-        """Wait for the end. soon: whether it is a matter of microseconds."""
-        self._driver.event_synchronize(self._end, soon=soon)
+    def synchronize(self, *, soon: bool = False, timeout_s: float | None = None) -> bool:
+        """Wait for the end; whether it has come. soon: whether it is a matter of microseconds."""
+        return self._driver.event_synchronize(self._end, soon=soon, timeout_s=timeout_s)
 
     def seconds(self) -> float:
         """From one to the other, once it has ended."""

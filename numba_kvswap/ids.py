@@ -1,4 +1,4 @@
-"""Integers from outside: single ones, and lists of block ids, checked for being integers at all."""
+"""Numbers from outside: single ones, and lists of block ids, checked for being integers at all."""
 
 from __future__ import annotations
 
@@ -23,6 +23,17 @@ def check_integer(value: object, name: str) -> int:
     if isinstance(value, (bool, np.bool_, np.timedelta64)) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} is {value!r}; expected an integer")
     return int(value)
+
+
+def checked_timeout_s(timeout_s: object) -> float | None:
+    """`timeout_s`, None for no limit; TypeError for what is no number, ValueError for one below 0 and for NaN."""
+    if timeout_s is None:
+        return None
+    if isinstance(timeout_s, (bool, np.bool_)) or not isinstance(timeout_s, (int, float, np.integer, np.floating)):
+        raise TypeError(f"timeout_s is {timeout_s!r}; expected seconds, or None for no limit")
+    if not timeout_s >= 0:
+        raise ValueError(f"timeout_s is {timeout_s!r}; expected 0 or more, or None for no limit")
+    return float(timeout_s)
 
 
 def as_ids(ids: Iterable[Any], side: str) -> npt.NDArray[Any]:

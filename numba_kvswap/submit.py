@@ -61,6 +61,11 @@ def _caller(arguments: int) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def _call_1(_typing: Any, function: Any, a: Any) -> Any:
+    return _caller(1)()
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def _call_2(_typing: Any, function: Any, a: Any, b: Any) -> Any:
     return _caller(2)()
 
@@ -844,6 +849,24 @@ def _copy_slot(
                 count = 0
             first = last
     return _flush(entry_points, stream, copies, count, failed)
+
+
+# ---- waiting ----
+
+
+@compiled
+def ask_again(query: np.uint64, event: np.uint64, not_ready: int, pause: np.uint64, pause_us: np.uint64, n: int) -> int:
+    """cuEventQuery of `event`, at `query`, until it answers otherwise than `not_ready`, at most `n` times; the answer.
+
+    pause: a C function of one unsigned integer, called with `pause_us` in between.
+    """
+    status = _call_1(query, event)
+    for _ in range(n - 1):
+        if status != not_ready:
+            break
+        _call_1(pause, pause_us)
+        status = _call_1(query, event)
+    return status  # type: ignore[no-any-return]
 
 
 # ---- one copy ----

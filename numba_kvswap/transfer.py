@@ -8,6 +8,7 @@ import threading
 from numba_kvswap.cache_pair import CachePair, Direction
 from numba_kvswap.driver import KVSwapDriverError, SimulatedHang
 from numba_kvswap.events import EventPair
+from numba_kvswap.ids import checked_timeout_s
 from numba_kvswap.interop import stream_handle
 from numba_kvswap.plan import Plan
 from numba_kvswap.transports import Marker
@@ -76,9 +77,13 @@ class Transfer:
         self._raise_failure()
         return landed
 
-    def wait(self) -> None:
-        """Return once every byte has landed. Releases the GIL on a real device."""
-        self._synchronize()
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return once every byte has landed. Releases the GIL on a real device. Ctrl-C ends the wait, not the transfer.
+
+        timeout_s: seconds, 0 or more, after which TimeoutError is raised; the transfer goes on and may be waited for
+            again. What failed and could not be marked on its stream is waited for without one.
+        """
+        self._synchronize(checked_timeout_s(timeout_s))
         self._raise_failure()
 
     def wait_on(self, stream: object) -> None:
@@ -114,14 +119,14 @@ class Transfer:
         except Exception:  # no answer; its owner hears of it
             return not self._owners
 
-    def settle(self) -> Exception | None:
+    def settle(self, timeout_s: float | None = None) -> Exception | None:
         """Wait until nothing of it runs any more; what kept the driver from saying so, None where it has landed.
 
         Raises SimulatedHang where that would be for ever.
         """
         self._wait_for_submission()
         try:
-            self._synchronize()
+            self._synchronize(timeout_s)
         except SimulatedHang:
             raise
         except Exception as error:
@@ -144,14 +149,18 @@ class Transfer:
         self._owners = ()
         return True
 
-    def _synchronize(self) -> None:
+    def _synchronize(self, timeout_s: float | None) -> None:
         if not self._owners:
             return
         self._wait_for_submission()
         try:
             with self._driver.activate(self._device):
                 if self.marker == "event":
-                    self.events.synchronize(soon=self.bytes <= SOON_BYTES)
+                    if not self.events.synchronize(soon=self.bytes <= SOON_BYTES, timeout_s=timeout_s):
+                        raise TimeoutError(
+                            f"{self.blocks} blocks swapped {self.direction} have not landed within {timeout_s} s; they "
+                            "still may: see what holds their stream, and wait again"
+                        )
                 elif self.marker == "stream":
                     # Not the stream: its handle may mean another by now, or, as the per-thread one, in this thread.
                     self._driver.synchronize()

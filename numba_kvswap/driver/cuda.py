@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -10,6 +11,8 @@ from functools import lru_cache
 from time import perf_counter
 from types import ModuleType
 from typing import Any, Literal
+
+import numpy as np
 
 from numba_kvswap.driver.errors import KVSwapDriverError
 from numba_kvswap.driver.statuses import INVALID_CONTEXT, INVALID_VALUE, NOT_READY
@@ -37,6 +40,17 @@ _AS_IT_IS = nullcontext()
 # What is due soon takes half of that.
 _SOON_S = 150e-6
 NO_CUDA_ADVICE = "SimulatedDevice runs everything without a GPU"
+
+
+def _pause(function: str, pause_us: int, turns: int) -> tuple[np.uint64, np.uint64, int]:
+    """A function of the C library to call between questions about an event, with what, and how many questions."""
+    address = ctypes.cast(getattr(ctypes.CDLL(None), function), ctypes.c_void_p).value
+    return np.uint64(address or 0), np.uint64(pause_us), turns
+
+
+# For some 3 ms at first other threads are let in between two questions; then comes a sleep of 70 us, the system's
+# shortest. After some 50 ms Python has a look at its signals.
+_IMPATIENTLY, _PATIENTLY = _pause("sched_yield", 0, 4000), _pause("usleep", 20, 700)
 
 
 @lru_cache(maxsize=1)
@@ -89,7 +103,11 @@ class CudaDriver(Driver):
         self.pitch_bytes_max = self._smallest_pitch_bytes_max()
         self._get_current_context = _OF_ONE_HANDLE(self._address_of(b"cuCtxGetCurrent"))
         self._set_current_context = _OF_ONE_HANDLE(self._address_of(b"cuCtxSetCurrent"))
-        self._query_event = _OF_ONE_HANDLE(self._address_of(b"cuEventQuery"))
+        from numba_kvswap.submit import ask_again  # not at the top: a machine without CUDA has no need of Numba
+
+        self._ask_again = ask_again
+        self._query_event_at = np.uint64(self._address_of(b"cuEventQuery"))
+        self._query_event = _OF_ONE_HANDLE(int(self._query_event_at))
         self._get_pointer_attributes = _GET_POINTER_ATTRIBUTES(self._address_of(b"cuPointerGetAttributes"))
 
     # ---- facts ----
@@ -228,14 +246,21 @@ class CudaDriver(Driver):
         self._check("cuEventQuery", status)
         return True
 
-    def event_synchronize(self, event: int, *, soon: bool = False) -> None:
-        # Asking hears of the end some microseconds before the driver's own wait does, and a thread that gives up the
-        # GIL beside a busy one gets it back 5 ms later.
-        asked_until = perf_counter() + _SOON_S if soon else 0.0
-        while soon and not self.event_done(event):
-            soon = perf_counter() < asked_until
-        if not soon:
-            self._call("cuEventSynchronize", self._cuda.CUevent(event))
+    def event_synchronize(self, event: int, *, soon: bool = False, timeout_s: float | None = None) -> bool:
+        started, limit_s = perf_counter(), math.inf if timeout_s is None else timeout_s
+        # With the GIL: a thread that gives it up beside a busy one gets it back 5 ms later.
+        asked_for_s = min(_SOON_S, limit_s) if soon else 0.0
+        while perf_counter() - started < asked_for_s:
+            if self.event_done(event):
+                return True
+        # Not the driver's own wait, which hears of no signal: a stream that stalls would be beyond Ctrl-C.
+        asked, how = (self._query_event_at, np.uint64(event), NOT_READY), _IMPATIENTLY
+        while (status := self._ask_again(*asked, *how)) == NOT_READY:
+            if perf_counter() - started >= limit_s:
+                return False
+            how = _PATIENTLY
+        self._check("cuEventQuery", status)
+        return True
 
     def event_seconds(self, start: int, end: int) -> float:
         milliseconds = self._call("cuEventElapsedTime", self._cuda.CUevent(start), self._cuda.CUevent(end))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Hashable
 from typing import Protocol
@@ -18,8 +19,9 @@ class Pending(Protocol):
     def landed(self) -> bool:
         """Whether nothing of it runs any more, as far as the driver says. Never waits, never raises its failure."""
 
-    def settle(self) -> Exception | None:
-        """Wait until nothing of it runs any more; what kept the driver from saying so, None where it has landed.
+    def settle(self, timeout_s: float | None = None) -> Exception | None:
+        """Wait until nothing of it runs any more; what kept the driver from saying so, a TimeoutError perhaps, None
+        where it has landed.
 
         Never raises its failure, which is for its owner to hear of.
         """
@@ -76,12 +78,15 @@ class InFlight:
                 if not queue and self._by_stream.get(stream) is queue:
                     del self._by_stream[stream]
 
-    def wait_for(self, memory: object) -> Exception | None:
-        """Wait for all work that uses `memory`; returns as `Pending.settle` does, for the first that is in doubt.
-
-        Lets go of all that has landed, also of what uses no memory any more since somebody has asked it.
+    def wait_for(self, memory: object, timeout_s: float | None = None) -> Exception | None:
+        """Wait for all work that uses `memory`, so many seconds in all; returns as `Pending.settle` does, for the first
+        that is in doubt. Lets go of all that has landed, also of what uses no memory any more since somebody asked it.
         """
-        doubts = [work.settle() for work in self._pending() if work.uses(memory)]
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        doubts = []
+        for work in self._pending():
+            if work.uses(memory):
+                doubts.append(work.settle(None if until_s is None else max(0.0, until_s - time.monotonic())))
         for stream in tuple(self._by_stream):
             self.prune(stream)
         landed = [work for work in tuple(self._unmarked.values()) if not work.unmarked and work.landed()]

@@ -12,6 +12,7 @@ import ctypes
 import gc
 import signal
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -90,6 +91,10 @@ class _Refused(Exception):
     def __init__(self, status: int, why: str) -> None:
         self.status = status
         super().__init__(why)
+
+
+class _TimedOut(Exception):
+    """A wait with a timeout came to that."""
 
 
 class SimulatedLatch:
@@ -455,11 +460,17 @@ class SimulatedDriver(Driver):
                 self._schedule.finish(record, self._wait_for_a_change, again=True)
             return record is None or record.done
 
-    def event_synchronize(self, event: int, *, soon: bool = False) -> None:
+    def event_synchronize(self, event: int, *, soon: bool = False, timeout_s: float | None = None) -> bool:
+        """As Driver.event_synchronize. With a timeout, what nothing can bring about is waited for until then."""
         with self._verb("cuEventSynchronize"):
             record = self._known(self._events, event).record
-            if record is not None:
-                self._schedule.finish(record, self._wait_for_a_change, again=True)
+            if record is None:
+                return True
+            try:
+                self._schedule.finish(record, self._waiting(timeout_s), again=True)
+            except _TimedOut:
+                return False
+            return True
 
     def event_seconds(self, start: int, end: int) -> float:
         with self._verb("cuEventElapsedTime"):
@@ -823,6 +834,19 @@ class SimulatedDriver(Driver):
 
     def _wait_for_a_change(self) -> bool:
         return self._changed.wait(self.hang_seconds) if self.hang_seconds else False
+
+    def _waiting(self, timeout_s: float | None) -> Callable[[], bool]:
+        """What to do where nothing can run: wait for another thread to change that, until so many seconds from now."""
+        if timeout_s is None:
+            return self._wait_for_a_change
+        until = time.monotonic() + timeout_s
+
+        def wait_for_a_change() -> bool:
+            if not self._changed.wait(max(0.0, until - time.monotonic())):
+                raise _TimedOut
+            return True
+
+        return wait_for_a_change
 
     def _allocate(self, call: str, kind: MemoryKind, size_bytes: int) -> int:
         with self._verb(call):

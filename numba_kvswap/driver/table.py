@@ -249,8 +249,12 @@ class Driver(ABC):
     def event_done(self, event: int) -> bool: ...
 
     @abstractmethod
-    def event_synchronize(self, event: int, *, soon: bool = False) -> None:
-        """Wait for the event, without the GIL; one that is due `soon` is first asked for a while with the GIL held."""
+    def event_synchronize(self, event: int, *, soon: bool = False, timeout_s: float | None = None) -> bool:
+        """Wait for the event, without the GIL; one that is due `soon` is first asked for a while with the GIL held.
+
+        Whether it has come; False only once `timeout_s` seconds have passed. Signal handlers run meanwhile, within some
+        50 ms of their signal.
+        """
 
     @abstractmethod
     def event_seconds(self, start: int, end: int) -> float:

@@ -443,7 +443,7 @@ def test_work_that_is_marked_while_it_is_pruned_is_kept_until_it_landed():
         def uses(self, memory):
             return True
 
-        def settle(self):
+        def settle(self, timeout_s=None):
             self.was_settled = True
 
     in_flight, work = InFlight(), Work()

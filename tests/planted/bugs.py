@@ -43,6 +43,7 @@ STREAM_ORDER = "engine/test_stream_order.py"
 SWAPPER = "engine/test_swapper.py"
 FAULTS = "engine/test_transport_faults.py"
 RACES = "engine/test_transport_races.py"
+TIMEOUTS = "engine/test_timeouts.py"
 TIERS = "replay/test_tiers.py"
 TRAFFIC = "engine/test_traffic.py"
 TRANSPORTS = "engine/test_transports.py"
@@ -710,9 +711,24 @@ BUGS = [
     Bug(
         "wait returns early",
         "transfer.py",
-        "self.events.synchronize(soon=self.bytes <= SOON_BYTES)",
-        "self.events.ended()",
+        "if not self.events.synchronize(soon=self.bytes <= SOON_BYTES, timeout_s=timeout_s):",
+        "if self.events.ended() is None:",
         STREAM_ORDER,
+    ),
+    Bug("timeouts are hangs", _SIMULATED, "raise _TimedOut\n", "return False\n", TIMEOUTS),
+    Bug(
+        "a close gives each transfer as much time",
+        "driver/in_flight.py",
+        "max(0.0, until_s - time.monotonic())",
+        "timeout_s",
+        TIMEOUTS,
+    ),
+    Bug(
+        "a wait that timed out says nothing",
+        "transfer.py",
+        "if not self.events.synchronize(soon=self.bytes <= SOON_BYTES, timeout_s=timeout_s):",
+        "if self.events.synchronize(soon=self.bytes <= SOON_BYTES, timeout_s=timeout_s) is None:",
+        TIMEOUTS,
     ),
     Bug("wait_on does nothing", "transfer.py", "self.events.make_wait(handle)", "pass", STREAM_ORDER),
     Bug(
