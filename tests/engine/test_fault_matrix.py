@@ -16,6 +16,7 @@ import pytest
 from transport_rig import BLOCKS, assert_same, random_bytes
 
 from numba_kvswap import DeviceCache, HostCache, KVSwapDriverError, Swapper, host_memory, swap_cache_all_layers
+from numba_kvswap.device_tools import device_tools
 from numba_kvswap.driver import SimulatedDevice
 from numba_kvswap.driver.simulated import CALLS
 from numba_kvswap.layers import LayerBytes
@@ -30,7 +31,7 @@ WAYS = (*TRANSPORTS, "auto")
 #: Calls that the library does without, and in which of its functions: who asks there has another way to know, or
 #: another thing to take, or what is not freed now is freed later.
 DOES_WITHOUT = {
-    "cuCtxSetCurrent": {"landed", "_ready_transport", "_why_not"},
+    "cuCtxSetCurrent": {"landed", "_why_not"},
     "cuEventQuery": {"landed"},
     "cuEventDestroy": {"_drop_event"},
     "cuMemFree": {"_drop_allocation"},
@@ -38,7 +39,6 @@ DOES_WITHOUT = {
     "cuMemHostUnregister": {"_drop_allocation"},
     "cuStreamDestroy": {"_drop_stream"},
     # "auto" takes another transport.
-    "cuEventCreate": {"make_ready"},
     "cuMemAlloc": {"make_ready"},
     "cuMemHostAlloc": {"make_ready"},
     "cuMemcpyAsync": {"make_ready"},
@@ -46,7 +46,7 @@ DOES_WITHOUT = {
     "cuStreamCreate": {"make_ready"},
     "cuStreamSynchronize": {"make_ready"},
 }
-FOR_AUTO_ALONE = {"make_ready", "_ready_transport", "_why_not"}
+FOR_AUTO_ALONE = {"make_ready", "_why_not"}
 
 
 class Life:
@@ -142,6 +142,7 @@ class Life:
             patched.setattr(host_memory, "PIECE_BYTES_MAX", 5 * PAGE)
             pool = self.attempt(lambda: HostCache.allocate(DeviceCache(arrays), blocks=BLOCKS))
             assert len(pool.pieces) > 1
+            self.attempt(lambda: HostCache.allocate(DeviceCache(arrays), blocks=BLOCKS))  # and never closed
             self.swap_by_op(arrays)
             device = self.attempt(lambda: DeviceCache(arrays))
             self.swap_between(device, lambda *_, **__: pool, streams)
@@ -270,6 +271,47 @@ def uses_of():
     return found
 
 
+def test_a_close_also_lets_go_of_what_somebody_has_seen_landed():
+    """Such a transfer uses no memory any more, so the close has nothing to wait for."""
+    life = Life("copies")
+    device = life.allocated()
+    with HostCache.allocate(device, blocks=BLOCKS) as host:
+        transfer = Swapper(device, host, transport="copies").swap_out(*IDS, life.simulated.stream())
+        life.simulated.synchronize()
+        assert transfer.landed()
+        del transfer
+    assert life.driver.live_events() == 0
+
+
+def test_an_op_whose_wait_fails_says_which_blocks_are_undefined():
+    """Its copies may have landed, or some of them: nobody has the transfer to ask."""
+    life = Life("copies")
+    arrays = [life.simulated.device_array((BLOCKS, 1, size), np.uint8) for size in SIZES]
+    pinned = [life.simulated.pinned_array((BLOCKS, 1, size), np.uint8) for size in SIZES]
+    for mode in (0, 1):
+        life.driver.fail("cuEventSynchronize")
+        with pytest.raises(KVSwapDriverError, match="cuEventSynchronize") as caught:
+            swap_cache_all_layers(arrays, pinned, BLOCKS, *IDS, 0, mode, transport="copies")
+        assert set(caught.value.undefined_targets) == set(IDS[1 - mode])
+
+
+def test_a_table_of_layers_in_doubt_goes_once_a_later_one_has_landed():
+    life = Life("kernel")
+    device = life.allocated()
+    with HostCache.allocate(device, blocks=BLOCKS) as one, HostCache.allocate(device, blocks=BLOCKS) as other:
+        Swapper(device, one, transport="kernel").swap_out([0], [0]).wait()
+        before = life.driver.live_allocations()
+        life.driver.fail("cuStreamSynchronize", times=3)
+        swapper = Swapper(device, other, transport="kernel")
+        for _ in range(3):
+            with pytest.raises(KVSwapDriverError, match="cuStreamSynchronize"):
+                swapper.swap_out([0], [0])
+        assert life.driver.live_allocations() > before, "kept while nobody knows that the copy has landed"
+        swapper.swap_out([0], [0]).wait()
+        tables = len(device_tools(life.driver, 0).tables._all)
+        assert life.driver.live_allocations() == before + 1 + 2 * (tables - 1)
+
+
 def with_a_fault(transport, call, at, times, used_in):
     life = Life(transport, call, at, times)
     life.lived()
@@ -319,18 +361,6 @@ def test_the_life_uses_every_call_that_can_fail(uses_of):
     used = {call for transport in WAYS for call in uses_of(transport)}
     # For set-up alone; of CUDA's producers alone; where another call failed before, see below.
     assert set(CALLS) - used == {"cuMemcpy", "cuCtxGetDevice", "cuCtxSynchronize"}
-
-
-def test_a_close_also_lets_go_of_what_somebody_has_seen_landed():
-    """Such a transfer uses no memory any more, so the close has nothing to wait for."""
-    life = Life("copies")
-    device = life.allocated()
-    with HostCache.allocate(device, blocks=BLOCKS) as host:
-        transfer = Swapper(device, host, transport="copies").swap_out(*IDS, life.simulated.stream())
-        life.simulated.synchronize()
-        assert transfer.landed()
-        del transfer
-    assert life.driver.live_events() == 0
 
 
 # ---- two at once ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bug import CHECK, Bug
+from bugs_faults import BUGS_FAULTS
 
 #: And what it must find with a transport named.
 CHECK_COPIES, CHECK_BATCH, CHECK_KERNEL, CHECK_RING = (
@@ -707,7 +708,7 @@ BUGS = [
     Bug("sub-byte types pass", _LAYERS, "_SUB_BYTE.fullmatch(dtype_name) else", "not dtype_name else", INTEROP),
     # ---- order, failures, lifetimes ----
     Bug("the op waits for layer 0's stream alone", _OPS, "event.make_wait(first)", "pass", OP),
-    Bug("the op does not wait", _OPS, "direction, plan, stream).wait()", "direction, plan, stream)", OP),
+    Bug("the op does not wait", _OPS, "        transfer.wait()\n", "", OP),
     Bug(
         "wait returns early",
         "transfer.py",
@@ -1033,6 +1034,7 @@ BUGS = [
         'transport="copies", favor=favor)\n        _Replay',
         REPLAY_RUN,
     ),
+    *BUGS_FAULTS,
 ]
 
 #: Planted in every run of the suite; the others are marked slow.

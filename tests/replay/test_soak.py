@@ -163,6 +163,18 @@ def test_it_ends_in_time_with_at_least_one_whole_replay():
     assert report.memory.first > 0 and report.memory.largest >= report.memory.last
 
 
+def test_each_replay_has_a_seed_of_its_own(monkeypatch):
+    seeds = []
+
+    def round_of(seed, fault_rate, until, report):
+        seeds.append(seed)
+        report.failures += ["enough"] * (len(seeds) == 3)
+
+    monkeypatch.setattr(soak_module, "_round", round_of)
+    assert soak(1, 0.001, 41, silent).rounds == 3
+    assert seeds == [41, 42, 43]
+
+
 def test_growth_is_counted_from_the_warm_up_on():
     memory = ResidentMemory(seconds_max=1000)
     assert memory.growth_an_hour is None
