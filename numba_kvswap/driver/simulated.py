@@ -1,15 +1,44 @@
 """A driver without a device: real host memory, queues for streams, fences for events.
 
-Anything CUDA's ordering rules allow may happen here and nothing they forbid, and what does happen is
-drawn from a seed or a tape of bytes, so that a test can search the orders and replay the one that failed.
-It is stricter than CUDA where CUDA lets a mistake pass: a 2-D copy must stay in one allocation, from its
-first byte to its last, and an asynchronous copy must not name pageable memory.
+What CUDA's ordering rules allow may happen here and nothing they forbid, and what does happen is drawn from a seed or
+a tape of bytes, so that a test can search the orders and replay the one that failed.
+
+What may happen:
+
+- Work runs at any call to the driver, and at any synchronize, of whatever stream, in any order that streams, events
+  and the legacy default stream leave open: the legacy stream comes after what is on the blocking streams of its device,
+  these and each thread's own come after what is on the legacy stream, non-blocking streams are free of both.
+- An operation is done in steps, with steps of other streams and the host's own code in between. A copy moves its bytes
+  in pieces, cut anywhere, in any order, or reads all of them at its first step and writes them at its later ones. The
+  rows of a 2-D copy and the copies of a batch come in any order, some of them in pieces. A kernel's lanes run in
+  stretches, which come in any order. A launched Python function is one step; where it returns an iterator, each `next`
+  is one.
+- The copies of a batch with the source access order ANY are read when it is submitted, or later; with
+  DURING_API_CALL, when it is submitted.
+- A wait takes the event's last record of its own time. A destroyed stream's work still runs, a destroyed event's waits
+  still hold.
+
+What never happens: an event that is done, or work after it, before the last step of what was recorded or waited for;
+an order within one stream other than that of submission; a host that waits and finds part of the work not done.
+
+Where it is stricter than CUDA: a 2-D copy must stay in one allocation, from its first byte to its last; an asynchronous
+copy must not name pageable memory; memory must be live at every step of what names it, so cuMemFree, which may wait for
+the device, does not wait here, nor does any allocating call; handles are never used twice; synchronizing the legacy
+stream waits for that stream alone.
+
+Where it is laxer: work runs at calls to the driver only, not between any two lines of the host's; within a stretch the
+lanes of a kernel run one after the other; streams never wait for each other for want of room on the device; a copy
+whose source and target overlap, which CUDA leaves undefined, is not refused; a failure ends neither the context nor the
+work queued behind it; `copy_now` returns when its bytes have landed, as the real driver's does; a thread that waits
+lets no other thread submit meanwhile, unless it waits for a latch; what was freed may be allocated anew at the same
+address, where a kernel that comes too late is not found out.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import random
 import signal
 import threading
 import time
@@ -78,11 +107,12 @@ _MEMORY_HOST, _MEMORY_DEVICE, _MEMORY_UNIFIED = 1, 2, 4
 _MEMCPY_2D = ctypes.c_uint64 * 16  # CUDA_MEMCPY2D: every field is 8 bytes, or 4 and padding
 # CUmemcpyAttributes: source access order, two locations of a type and an id each, flags. The order is one of three.
 _BATCH_ATTRIBUTES = ctypes.c_uint32 * 6
-_ACCESS_ORDERS = (1, 2, 3)
+_ORDER_STREAM, _ORDER_DURING_API_CALL, _ORDER_ANY = _ACCESS_ORDERS = (1, 2, 3)
 _WORD_BYTES = 8
 
-#: A kernel's stand-in: called with the parameters' values, the number of CUDA blocks and the threads in each.
-SimulatedKernel = Callable[[list[int], int, int], None]
+#: A kernel's stand-in: called with the parameters' values, the number of CUDA blocks and the threads in each. Returns
+#: None, or an iterator each of whose `next`s does a further step; see SimulatedDriver.stretches.
+SimulatedKernel = Callable[[list[int], int, int], "Iterator[object] | None"]
 
 
 class _Refused(Exception):
@@ -111,6 +141,14 @@ class SimulatedLatch:
     def open(self) -> None:
         """Let the stream go on. A second call does nothing. May be called from any thread."""
         self._driver._open(self._operation)
+
+
+class _ThreadStreams(dict[int, Stream]):
+    """A thread's own streams, by device."""
+
+    def __del__(self) -> None:
+        for stream in self.values():
+            stream.destroyed = True
 
 
 @contextmanager
@@ -164,9 +202,10 @@ class SimulatedDriver(Driver):
     """The simulated driver. Any thread may use it; one lock is around every call.
 
     Args:
-        seed: of the scheduler's choices. The same seed and the same calls give the same order.
+        seed: of the scheduler's choices, and of the faults. The same seed and the same calls give the same order, the
+            same pieces and the same faults. Some seeds cut nothing into pieces.
         schedule: choices as a tape of bytes, in place of the seed. Used up, or empty, it is the laziest
-            order: nothing runs until something waits for it.
+            order: nothing runs until something waits for it, and then each operation in one go.
         devices: how many devices there are. Each has its own legacy default stream.
         pitch_bytes_max: largest row distance of a 2-D copy.
         memory_bytes_max: what a device, and the host, can hold; past it CUDA_ERROR_OUT_OF_MEMORY.
@@ -174,9 +213,13 @@ class SimulatedDriver(Driver):
             a latch, before it raises SimulatedHang.
         has_batch: whether it has cuMemcpyBatchAsync, which drivers before CUDA 12.8 have not.
         ring_slot_bytes: what one of a ring's three slots holds; a short one turns often.
+        fault_rate: with which probability each use of a function in CALLS fails with CUDA_ERROR_UNKNOWN, finalizers'
+            uses too. ValueError unless from 0 to 1.
 
     Attributes:
         calls: how often each driver function was used, by its CUDA name, failed uses included.
+        fault_rate: as above; may be set at any time, e.g. once everything is set up.
+        faults: how many uses of each function were made to fail, by `fault_rate` or by `fail`.
         last_refusal: why the latest entry point was refused, in words; its status says little.
 
     A failure of queued work (memory freed under a copy, an exception in a launched function) is raised by the first
@@ -198,7 +241,10 @@ class SimulatedDriver(Driver):
         hang_seconds: float = 0.0,
         has_batch: bool = True,
         ring_slot_bytes: int = 1 << 20,
+        fault_rate: float = 0.0,
     ) -> None:
+        if not 0 <= fault_rate <= 1:
+            raise ValueError(f"fault_rate is {fault_rate}; expected a probability, from 0 to 1")
         super().__init__()
         self.has_batch = has_batch
         self.ring_slots, self.ring_slot_bytes = 3, ring_slot_bytes
@@ -207,7 +253,9 @@ class SimulatedDriver(Driver):
         self.memory_bytes_max = memory_bytes_max
         self.hang_seconds = hang_seconds
         self.devices = devices
+        self.fault_rate = fault_rate
         self.calls: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
         self.last_refusal = ""
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -215,7 +263,6 @@ class SimulatedDriver(Driver):
         self._memory = MemoryMap()
         self._schedule = Schedule(Choices(seed, schedule))
         self._legacy = [Stream(LEGACY_STREAM, device, blocking=False) for device in range(devices)]
-        self._per_thread: dict[tuple[int, int], Stream] = {}
         self._streams: dict[int, Stream] = {}
         # Blocking streams of each device, in order of creation: what the legacy stream waits for.
         self._blocking: list[dict[Stream, None]] = [{} for _ in range(devices)]
@@ -224,7 +271,9 @@ class SimulatedDriver(Driver):
         self._stream_handles = count(0x51000000, 0x10)
         self._event_handles = count(0xE1000000, 0x10)
         self._kernels: dict[int, tuple[SimulatedKernel, int]] = {}
-        self._faults: dict[str, list[tuple[int, float, int]]] = {}
+        self._planned_faults: dict[str, list[tuple[int, float, int]]] = {}
+        # Their own, so that a fault, or its absence, leaves the schedule's choices as they are.
+        self._fault_choices = random.Random(f"faults {seed}")
         self._remembered: BaseException | None = None
         self._discarded: deque[tuple[str, Callable[[], None]]] = deque()
         nothing = Allocation("host", 0, 1)
@@ -369,18 +418,31 @@ class SimulatedDriver(Driver):
             self._kernels[handle] = (kernel, parameters)
             return handle
 
+    def stretches(self, count: int) -> list[tuple[int, int]]:
+        """How a kernel that runs now is to do `count` parts of its work, which may be done in any order: in one
+        stretch [first, end), or in several, one a step, in this order."""
+        return self._schedule.stretches(count)
+
     def refuse_untouchable(self, address: int, size_bytes: int) -> None:
-        """KVSwapDriverError, as of a kernel's fault, unless live allocations that kernels reach hold the whole span."""
+        """KVSwapDriverError, as of a kernel's fault, unless live allocations that kernels reach hold the whole span.
+
+        A kernel reaches its own device's memory and mapped host memory: nobody enables access to a peer's.
+        """
         reached, end = address, address + size_bytes
         while reached < end:
             found = self._memory.find(reached)
-            if found is None or not found.mapped:
+            if found is None or not found.mapped or self._is_a_peers(found):
                 raise KVSwapDriverError(
                     "cuLaunchKernel",
                     self.result_name(statuses.ILLEGAL_ADDRESS),
-                    advice=f"the kernel touches {size_bytes} bytes at {address:#x}, not all of them live and mapped",
+                    advice=f"the kernel touches {size_bytes} bytes at {address:#x}, not all of them live and mapped "
+                    "where it runs",
                 )
             reached = found.end
+
+    def _is_a_peers(self, allocation: Allocation) -> bool:
+        stream = self._schedule.running
+        return allocation.kind == "device" and stream is not None and stream.device != allocation.device
 
     # ---- streams ----
 
@@ -404,7 +466,12 @@ class SimulatedDriver(Driver):
                 self._schedule.finish(last, self._wait_for_a_change)
 
     def synchronize(self) -> None:
-        """Wait for every stream of every device."""
+        """Wait for every stream of the current device; where none is current, which CUDA refuses, of every device."""
+        with self._verb("cuCtxSynchronize"):
+            self._schedule.finish_all(self._wait_for_a_change, self._device_or_none())
+
+    def synchronize_all(self) -> None:
+        """Wait for every stream of every device. Counts as one cuCtxSynchronize."""
         with self._verb("cuCtxSynchronize"):
             self._schedule.finish_all(self._wait_for_a_change)
 
@@ -415,8 +482,9 @@ class SimulatedDriver(Driver):
     def launch(self, stream: int, function: Callable[[], object]) -> None:
         """Queue `function()`, a stand-in for a kernel. What it raises surfaces at the next synchronize.
 
-        It runs in whichever thread moves the stream on, with the driver's lock held: it must neither
-        synchronize nor wait for a thread that uses this driver.
+        Where it returns an iterator, as a generator function does, it is done once that comes to its end, and work of
+        other streams may come in between two `next`s. It runs in whichever thread moves the stream on, with the
+        driver's lock held: it must neither synchronize nor wait for a thread that uses this driver.
         """
         with self._verb("cuLaunchKernel"):
             self._put(Launch(self._stream(stream), function))
@@ -425,7 +493,7 @@ class SimulatedDriver(Driver):
         """Whether the calling thread is within a launched function."""
         # Another thread's launch holds the lock, so here `running` can only be this thread's.
         with self._lock:
-            return self._schedule.running
+            return self._schedule.running is not None
 
     def latch(self, stream: int) -> SimulatedLatch:
         """Queue something that holds the stream until the latch returned is opened."""
@@ -438,7 +506,7 @@ class SimulatedDriver(Driver):
 
     def event_create(self, *, timed: bool = True) -> int:
         with self._verb("cuEventCreate"):
-            event = Event(self._device())
+            event = Event(self._device(), timed=timed)
             handle = next(self._event_handles)
             self._events[handle] = event
             return handle
@@ -474,8 +542,10 @@ class SimulatedDriver(Driver):
 
     def event_seconds(self, start: int, end: int) -> float:
         with self._verb("cuEventElapsedTime"):
-            first = self._known(self._events, start).record
-            last = self._known(self._events, end).record
+            of_start, of_end = self._known(self._events, start), self._known(self._events, end)
+            first, last = of_start.record, of_end.record
+            if not (of_start.timed and of_end.timed) or of_start.device != of_end.device:
+                raise _Refused(statuses.INVALID_HANDLE, "both events must be timed, and of one device")
             if first is None or last is None:
                 raise _Refused(statuses.INVALID_HANDLE, "an event was never recorded; call event_record first")
             if not (first.done and last.done):
@@ -503,12 +573,12 @@ class SimulatedDriver(Driver):
         with self._lock:
             first = self.calls[call] + at
             end = float("inf") if times is None else first + times
-            self._faults.setdefault(call, []).append((first, end, status))
+            self._planned_faults.setdefault(call, []).append((first, end, status))
 
     def fail_no_more(self) -> None:
         """Undo every `fail`."""
         with self._lock:
-            self._faults.clear()
+            self._planned_faults.clear()
 
     # ---- what objects that own memory or streams call when they die ----
 
@@ -665,9 +735,14 @@ class SimulatedDriver(Driver):
                 raise _Refused(statuses.INVALID_VALUE, f"copy {index} of a batch has no bytes")
             target_in, source_in = self._target_span(target, size), self._source_span(source, size)
             copies.append(Copy(queue, target, target_in, source, source_in, size))
-        self._put(Batch(queue, copies, self._schedule.below))
+        batch = Batch(queue, copies, self._schedule.below)
+        if order == _ORDER_DURING_API_CALL or (order == _ORDER_ANY and self._schedule.below(2)):
+            batch.read_sources_now()
+        self._put(batch)
 
-    def _enqueue_wait(self, stream: int, event: int, _flags: int) -> None:
+    def _enqueue_wait(self, stream: int, event: int, flags: int) -> None:
+        if flags:
+            raise _Refused(statuses.INVALID_VALUE, f"flags {flags} of a wait; expected 0")
         record = self._known(self._events, event).record
         wait = Wait(self._stream(stream))
         if record is not None:
@@ -684,6 +759,10 @@ class SimulatedDriver(Driver):
         if not blocks or not 0 < threads <= _THREADS_MAX:
             raise _Refused(
                 statuses.INVALID_VALUE, f"{blocks} blocks of {threads} threads; expected 1 to {_THREADS_MAX}"
+            )
+        if queue.device != self._device():
+            raise _Refused(
+                statuses.INVALID_HANDLE, f"a kernel of device {self._device()} came on {queue}; activate its device"
             )
         kernel, count = self._kernels[function]
         places = (ctypes.c_uint64 * count).from_address(parameters)
@@ -750,11 +829,19 @@ class SimulatedDriver(Driver):
     def _counted(self, call: str) -> int:
         use = self.calls[call]
         self.calls[call] = use + 1
-        if self._faults:
-            for first, end, status in self._faults.get(call, ()):
-                if first <= use < end:
-                    return status
-        return statuses.SUCCESS
+        if not (self._planned_faults or self.fault_rate):
+            return statuses.SUCCESS
+        status = self._fault(call, use)
+        if status:
+            self.faults[call] += 1
+        return status
+
+    def _fault(self, call: str, use: int) -> int:
+        by_chance = self.fault_rate > 0 and self._fault_choices.random() < self.fault_rate
+        for first, end, status in self._planned_faults.get(call, ()):
+            if first <= use < end:
+                return status
+        return statuses.UNKNOWN if by_chance else statuses.SUCCESS
 
     def _known(self, table: dict[int, _T], handle: int) -> _T:
         found = table.get(handle)
@@ -789,11 +876,14 @@ class SimulatedDriver(Driver):
 
     def _thread_stream(self) -> Stream:
         device = self._device()
-        key = (device, threading.get_ident())
-        if key not in self._per_thread:
-            self._per_thread[key] = stream = Stream(PER_THREAD_STREAM, device, blocking=True)
+        # With the thread they go: a later one, which may have its identifier, has streams of its own.
+        streams: _ThreadStreams | None = getattr(self._current, "streams", None)
+        if streams is None:
+            streams = self._current.streams = _ThreadStreams()
+        if device not in streams:
+            stream = streams[device] = Stream(PER_THREAD_STREAM, device, blocking=True)
             self._blocking[device][stream] = None
-        return self._per_thread[key]
+        return streams[device]
 
     def _put(self, operation: Operation) -> None:
         """Queue it after what its stream's kind makes it wait for, and perhaps let work run."""

@@ -33,6 +33,7 @@ class SimulatedDevice:
         hang_seconds: float = 0.0,
         has_batch: bool = True,
         ring_slot_bytes: int = 1 << 20,
+        fault_rate: float = 0.0,
     ) -> None:
         self.driver = SimulatedDriver(
             seed,
@@ -43,6 +44,7 @@ class SimulatedDevice:
             hang_seconds=hang_seconds,
             has_batch=has_batch,
             ring_slot_bytes=ring_slot_bytes,
+            fault_rate=fault_rate,
         )
 
     def device_array(
@@ -89,7 +91,7 @@ class SimulatedDevice:
 
     def synchronize(self) -> None:
         """Wait for every stream of every device; raises a failure of theirs that nobody was told of."""
-        self.driver.synchronize()
+        self.driver.synchronize_all()
 
 
 class SimulatedArray:
@@ -200,7 +202,7 @@ class SimulatedArray:
     def _settle(self) -> None:
         driver = self.simulated_device.driver
         if not driver.inside_launch():
-            driver.synchronize()
+            driver.synchronize_all()
 
 
 class SimulatedStream:

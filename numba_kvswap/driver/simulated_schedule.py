@@ -1,16 +1,19 @@
-"""Which queued operation runs next, and when: any order that CUDA allows, none that it forbids."""
+"""Which queued operation, or step of one, runs next, and when: any order that CUDA allows, none that it forbids."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 
+from numba_kvswap.driver.simulated_pieces import in_drawn_order, stretches_of
 from numba_kvswap.driver.simulated_work import Failure, Hold, Operation, Stream
 
 SYNCHRONIZED_INSIDE = (
     "a launched function synchronized, but it is itself work that somebody waits for. "
     "Synchronize outside it; inside, use SimulatedArray.live()"
 )
+
+_OVER = object()
 
 
 class SimulatedHang(RuntimeError):
@@ -32,16 +35,20 @@ class Choices:
     shrinks towards "nothing ran until somebody waited for it".
     """
 
-    __slots__ = ("_eagerness", "_position", "_random", "_tape")
+    __slots__ = ("_cut_share", "_eagerness", "_position", "_random", "_tape")
 
     #: A seed draws one of these. A fixed coin would leave "all at once" and "nothing yet" out of reach.
     EAGERNESS = (0.5, 0.0, 1.0, 0.1, 0.9)
+    #: And one of these: of the operations that others may come into the midst of, how many are cut. A cut one takes
+    #: several times as long.
+    CUT_SHARES = (0.0, 0.03, 0.2)
 
     def __init__(self, seed: int, tape: bytes | None) -> None:
         self._tape = tape
         self._position = 0
         self._random = random.Random(seed)
         self._eagerness = self._random.choice(self.EAGERNESS)
+        self._cut_share = self._random.choice(self.CUT_SHARES)
 
     def below(self, count: int) -> int:
         """A choice in [0, count). Nothing is drawn where there is nothing to choose."""
@@ -55,28 +62,41 @@ class Choices:
         return self._tape[self._position - 1] % count
 
     def goes_on(self) -> bool:
-        """Whether one more operation runs now, though nobody waits for it."""
+        """Whether one more operation, or one more step of one, runs now, though nobody waits for it."""
         if self._tape is None:
             return self._random.random() < self._eagerness
+        return self.below(2) == 1
+
+    def cuts(self) -> bool:
+        """Whether an operation that starts now is done in steps."""
+        if self._tape is None:
+            return self._random.random() < self._cut_share
         return self.below(2) == 1
 
 
 class Schedule:
     """The queues that hold work. Not thread safe: the driver's lock is held around every call."""
 
-    __slots__ = ("_busy", "_choices", "_failures", "running")
+    __slots__ = ("_busy", "_choices", "_failures", "_may_cut", "running")
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
         # Insertion order, not a set's: the same seed must meet the same streams in the same order.
         self._busy: dict[Stream, None] = {}
         self._failures: list[Failure] = []
-        #: True while an operation runs. What it calls must not start another.
-        self.running = False
+        self._may_cut = False
+        #: While an operation runs, its stream. What it calls must not start another.
+        self.running: Stream | None = None
 
     def below(self, count: int) -> int:
         """A choice in [0, count), for an operation whose parts may run in any order."""
         return self._choices.below(count)
+
+    def stretches(self, count: int) -> list[tuple[int, int]]:
+        """How `count` parts of what runs now are cut, in the order in which the stretches [first, end) are done."""
+        if count < 2 or not (self._may_cut and self._choices.cuts()):
+            return [(0, count)]
+        return list(in_drawn_order(stretches_of(count, self.below), self.below))
 
     def put(self, operation: Operation) -> None:
         stream = operation.stream
@@ -85,12 +105,12 @@ class Schedule:
         self._busy[stream] = None
 
     def advance(self) -> None:
-        """Run as many ready operations as the choices say, perhaps none."""
-        while self._busy and not self.running and self._choices.goes_on():
+        """Run as many steps of ready operations as the choices say, perhaps none."""
+        while self._busy and self.running is None and self._choices.goes_on():
             ready = self._ready()
             if not ready:
                 return
-            self._run(ready[self._choices.below(len(ready))])
+            self._step(ready[self._choices.below(len(ready))], may_cut=True)
 
     def finish(self, operation: Operation, stuck: Callable[[], bool], *, again: bool = False) -> None:
         """Run ready operations until `operation` is done, then raise the first failure it came after.
@@ -105,19 +125,23 @@ class Schedule:
             raise operation.failures[0].error
         self._raise_first(operation.failures)
 
-    def finish_all(self, stuck: Callable[[], bool]) -> None:
-        """Run everything, then raise the first failure that nobody has been told of."""
-        while self._busy:
-            self._run_until(next(iter(self._busy)).queue[-1], stuck)
-        self._raise_first(tuple(self._failures))
+    def finish_all(self, stuck: Callable[[], bool], device: int | None = None) -> None:
+        """Run everything, of one device or of all, then raise the first failure of it that nobody has been told of."""
+        while (busy := self._busy_one(device)) is not None:
+            self._run_until(busy.queue[-1], stuck)
+        self._raise_first(tuple(f for f in self._failures if device is None or device in f.devices))
+
+    def _busy_one(self, device: int | None) -> Stream | None:
+        return next((stream for stream in self._busy if device is None or stream.device == device), None)
 
     def _run_until(self, operation: Operation, stuck: Callable[[], bool]) -> None:
         while not operation.done:
-            if self.running:
+            if self.running is not None:
                 raise RuntimeError(SYNCHRONIZED_INSIDE)
             ready = self._ready()
             if ready:
-                self._run(self._choose(ready, operation))
+                # Where one stream alone can go on, nothing comes in between the steps of its operation.
+                self._step(self._choose(ready, operation), may_cut=len(ready) > 1)
             elif not stuck():
                 raise SimulatedHang(self._why_not(operation))
 
@@ -144,28 +168,41 @@ class Schedule:
                 return None
             operation = head.after[-1]
 
-    def _run(self, stream: Stream) -> None:
-        operation = stream.queue[0]
-        self.running = True
+    def _step(self, stream: Stream, *, may_cut: bool) -> None:
+        """Do the head of the stream, or its next step."""
+        operation, over = stream.queue[0], True
+        self.running, self._may_cut = stream, may_cut
         try:
-            operation.run()
+            steps = stream.steps
+            if steps is None:
+                if may_cut and operation.can_be_cut and self._choices.cuts():
+                    steps = operation.in_steps(self.below)
+                else:
+                    steps = operation.run()
+            if steps is not None:
+                over = next(steps, _OVER) is _OVER
+                stream.steps = steps
         except Exception as error:
             failure = Failure(error)
             self._failures.append(failure)
             operation.failures += (failure,)
         finally:
-            self.running = False
-            self._retire(operation)
+            self.running = None
+            if over:
+                self._retire(operation)
 
     def _retire(self, operation: Operation) -> None:
         stream = operation.stream
         stream.queue.popleft()
+        stream.steps = None
         if not stream.queue:
             del self._busy[stream]
         operation.done = True
         if stream.failures or operation.failures:
             known = dict.fromkeys(stream.failures + operation.failures)
             operation.failures = stream.failures = tuple(f for f in known if not f.reported)
+            for failure in operation.failures:
+                failure.devices.add(stream.device)
 
     def _raise_first(self, failures: tuple[Failure, ...]) -> None:
         for failure in failures:

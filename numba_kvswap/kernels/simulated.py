@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -26,18 +26,37 @@ def _pointer(builder: Any, address: Any, width: int) -> Any:
 UNALIGNED = primitives(intrinsic, types, _pointer, alignment=lambda width: 1)
 
 
-def kernel_on(driver: SimulatedDriver, name: str) -> Callable[[list[int], int, int], None]:
+def kernel_on(driver: SimulatedDriver, name: str) -> Callable[[list[int], int, int], Iterator[None] | None]:
     """Kernel `name` of the ladder, for `SimulatedDriver.add_kernel`.
 
-    What it will touch is looked up among the live allocations first: a fault is an error here, as on a device.
+    What it will touch is looked up among the live allocations at every step: a fault is an error here, as on a device.
     """
     run = _compiled()[name]
 
-    def kernel(values: list[int], blocks: int, threads: int) -> None:
-        _check_touched(driver, dict(zip(PARAMETERS, values, strict=True)))
-        run(np.array(values, np.uint64), np.uint64(blocks * threads // LANES))
+    def kernel(values: list[int], blocks: int, threads: int) -> Iterator[None] | None:
+        launch, p = dict(zip(PARAMETERS, values, strict=True)), np.array(values, np.uint64)
+        workers = np.uint64(blocks * threads // LANES)
+
+        def step(first: int, end: int) -> None:
+            _check_touched(driver, launch)
+            run(p, workers, np.uint64(first), np.uint64(end))
+
+        # The workers beyond have nothing to do.
+        stretches = driver.stretches(LANES * min(int(workers), launch["pairs"] * launch["chunks"]))
+        if len(stretches) > 1:
+            return _in_steps(step, stretches)
+        step(*stretches[0])
+        return None
 
     return kernel
+
+
+def _in_steps(step: Callable[[int, int], None], stretches: list[tuple[int, int]]) -> Iterator[None]:
+    *before, last = stretches
+    for stretch in before:
+        step(*stretch)
+        yield
+    step(*last)
 
 
 def _check_touched(driver: SimulatedDriver, launch: dict[str, int]) -> None:
@@ -67,7 +86,7 @@ def _words_at(address: int, count: int) -> Words:
 
 
 @lru_cache(maxsize=1)
-def _compiled() -> dict[str, Callable[[Words, np.uint64], None]]:
+def _compiled() -> dict[str, Callable[[Words, np.uint64, np.uint64, np.uint64], None]]:
     return {name: _over_all_lanes(move) for name, move in kernels(njit, UNALIGNED).items()}
 
 
@@ -75,10 +94,9 @@ def _over_all_lanes(move: Any) -> Any:
     lanes = np.uint64(LANES)
 
     @njit  # type: ignore[untyped-decorator]
-    def run(p: Words, workers: np.uint64) -> None:
-        for worker in range(workers):
-            for lane in range(lanes):
-                where = (np.uint64(worker), workers, np.uint64(lane), lanes)
-                move(p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10], *where)
+    def run(p: Words, workers: np.uint64, first: np.uint64, end: np.uint64) -> None:
+        for each in range(first, end):  # lane, of all workers' lanes one worker after the other
+            worker, lane = np.uint64(each) // lanes, np.uint64(each) % lanes
+            move(p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10], worker, workers, lane, lanes)
 
     return run

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import threading
 
 import numpy as np
 import pytest
+from driver_bench import EAGER, LAZY, WORD, Bench
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
@@ -15,43 +17,7 @@ from numba_kvswap.driver import KVSwapDriverError, PointerInfo, SimulatedDriver,
 from numba_kvswap.driver.simulated import CALLS
 from numba_kvswap.driver.simulated_memory import ALIGNMENT_BYTES, FREED_BYTE, NEW_BYTE
 
-WORD = ctypes.c_uint64
 TAPES = st.binary(max_size=40)
-LAZY = b""
-EAGER = b"\x01" * 4000
-
-
-class Bench:
-    """A driver with a current context, 256 bytes of device and of pinned memory, and its entry points."""
-
-    def __init__(self, schedule: bytes | None = LAZY, seed: int = 0, **options):
-        self.driver = SimulatedDriver(seed, schedule, **options)
-        self._copy = ctypes.CFUNCTYPE(ctypes.c_int32, WORD, WORD, WORD, WORD)(self.driver.entry_points.memcpy_async)
-        self._rows = ctypes.CFUNCTYPE(ctypes.c_int32, WORD, WORD)(self.driver.entry_points.memcpy_2d_async)
-        with self.driver.activate(0):
-            self.device = self.driver.device_alloc(256)
-            self.host = self.driver.host_alloc(256)
-
-    def bytes_at(self, address: int) -> np.ndarray:
-        return self.driver.allocation_at(address).memory
-
-    def copy(self, target: int, source: int, size: int, stream: int = 0) -> int:
-        return self._copy(target, source, size, stream)
-
-    def rows(self, **fields: int) -> int:
-        stream = fields.pop("stream", 0)
-        words = self.words(**fields)
-        status = self._rows(words.ctypes.data, stream)
-        words[:] = 0xFFFF  # the struct is the caller's again once the call has returned
-        return status
-
-    def words(self, **changed: int) -> np.ndarray:
-        """A CUDA_MEMCPY2D: 4 rows of 16 bytes, host rows 16 apart to device rows 32 apart."""
-        side = ("x", "y", "type", "host", "device", "array", "pitch")
-        names = [*(f"s{name}" for name in side), *(f"t{name}" for name in side), "width", "rows"]
-        fields = {"stype": 1, "shost": self.host, "spitch": 16, "ttype": 2, "tdevice": self.device, "tpitch": 32}
-        fields = fields | {"width": 16, "rows": 4} | changed
-        return np.array([fields.get(name, 0) for name in names], dtype=np.uint64)
 
 
 @pytest.fixture
@@ -193,6 +159,89 @@ def test_devices_have_legacy_streams_of_their_own():
     assert ran == [1]
 
 
+def two_devices(schedule: bytes = LAZY):
+    """A driver, and a stream of each of its two devices."""
+    driver, streams = SimulatedDriver(schedule=schedule, devices=2), []
+    for device in (0, 1):
+        with driver.activate(device):
+            streams.append(driver.stream_create())
+    return driver, streams
+
+
+def test_synchronize_waits_for_the_current_device_alone():
+    driver, streams = two_devices()
+    ran = []
+    for stream in streams:
+        driver.launch(stream, lambda stream=stream: ran.append(stream))
+    with driver.activate(1):
+        driver.synchronize()
+        assert ran == streams[1:]
+        driver.synchronize_all()
+    assert ran == streams[::-1]
+
+
+@pytest.mark.parametrize("comes_after", [False, True])
+def test_a_failure_is_told_to_the_devices_whose_work_it_is_or_came_before(comes_after):
+    driver, streams = two_devices()
+    with driver.activate(0):
+        event = driver.event_create()
+        driver.launch(streams[0], lambda: 1 / 0)
+        driver.event_record(event, streams[0])
+    if comes_after:
+        driver.stream_wait_event(streams[1], event)
+    driver.launch(streams[1], lambda: None)
+    for device, told in ((1, comes_after), (0, not comes_after)):
+        with driver.activate(device), pytest.raises(ZeroDivisionError) if told else contextlib.nullcontext():
+            driver.synchronize()
+
+
+@given(TAPES)
+def test_a_stream_waits_for_an_event_of_another_device(tape):
+    driver, streams = two_devices(tape)
+    order = []
+    with driver.activate(0):
+        event = driver.event_create()
+        driver.launch(streams[0], lambda: order.append(0))
+        driver.event_record(event, streams[0])
+    with driver.activate(1):
+        driver.stream_wait_event(streams[1], event)
+        driver.launch(streams[1], lambda: order.append(1))
+        driver.synchronize()
+    assert order == [0, 1]
+
+
+def launch_kernel(driver, kernel, stream: int) -> int:
+    entry_point = ctypes.CFUNCTYPE(ctypes.c_int32, *[WORD] * 11)(driver.entry_points.launch_kernel)
+    value = np.array([5], np.uint64)
+    places = np.array([value.ctypes.data], np.uint64)
+    return entry_point(kernel, 1, 1, 1, 32, 1, 1, 0, stream, places.ctypes.data, 0)
+
+
+def test_a_kernel_on_another_device_s_stream_is_refused():
+    driver, streams = two_devices()
+    ran = []
+    kernel = driver.add_kernel(lambda values, blocks, threads: ran.append((values, blocks, threads)), 1)
+    with driver.activate(0):
+        assert launch_kernel(driver, kernel, streams[1]) == 400
+        assert "activate its device" in driver.last_refusal
+        assert launch_kernel(driver, kernel, streams[0]) == 0
+    driver.synchronize_all()
+    assert ran == [([5], 1, 32)]
+
+
+def test_a_kernel_does_not_reach_another_device_s_memory():
+    driver, streams = two_devices()
+    with driver.activate(1):
+        device, host = driver.device_alloc(8), driver.host_alloc(8)
+    for stream, address, reached in ((0, device, False), (1, device, True), (0, host, True)):
+        driver.launch(streams[stream], lambda address=address: driver.refuse_untouchable(address, 8))
+        if reached:
+            driver.synchronize_all()
+        else:
+            with pytest.raises(KVSwapDriverError, match=r"CUDA_ERROR_ILLEGAL_ADDRESS.*mapped where it runs"):
+                driver.synchronize_all()
+
+
 # ---- events ----
 
 
@@ -234,6 +283,28 @@ def test_event_seconds(bench):
         driver.event_seconds(start, end)
     driver.event_synchronize(end)
     assert 0 <= driver.event_seconds(start, end) < 10
+
+
+def test_seconds_of_events_that_are_not_timed_or_of_two_devices_are_refused():
+    driver, streams = two_devices()
+    events = []
+    for device, timed in ((0, True), (0, False), (1, True)):
+        with driver.activate(device):
+            event = driver.event_create(timed=timed)
+            driver.event_record(event, streams[device])
+            driver.event_synchronize(event)
+            events.append(event)
+    assert driver.event_seconds(events[0], events[0]) == 0
+    for other in events[1:]:
+        with pytest.raises(KVSwapDriverError, match=r"CUDA_ERROR_INVALID_HANDLE.*timed, and of one device"):
+            driver.event_seconds(events[0], other)
+
+
+def test_a_wait_with_flags_is_refused(bench):
+    wait = ctypes.CFUNCTYPE(ctypes.c_int32, WORD, WORD, WORD)(bench.driver.entry_points.stream_wait_event)
+    event = bench.driver.event_create()
+    assert wait(0, event, 1) == 1
+    assert wait(0, event, 0) == 0
 
 
 def test_an_event_of_another_device_is_refused():
@@ -653,6 +724,80 @@ def test_faults_that_make_no_sense_are_refused(bench, wrong):
         bench.driver.fail(**({"call": "cuMemcpyAsync"} | wrong))
 
 
+# ---- faults by chance ----
+
+
+def faults_of(seed: int, rate: float, schedule: bytes | None = None) -> tuple[str, list[str]]:
+    """Which of 200 records failed, as a word of 0s and 1s, and the order in which three streams' work ran."""
+    driver, order = SimulatedDriver(seed, schedule), []
+    with driver.activate(0):
+        streams, event = [driver.stream_create() for _ in range(3)], driver.event_create()
+        driver.fault_rate = rate
+        failed = ""
+        for turn in range(200):
+            try:
+                driver.event_record(event, streams[turn % 3])
+                failed += "0"
+            except KVSwapDriverError as error:
+                assert (error.call, error.result_name) == ("cuEventRecord", "CUDA_ERROR_UNKNOWN")
+                failed += "1"
+        assert driver.faults["cuEventRecord"] == failed.count("1")
+        driver.fault_rate = 0.0
+        for stream in streams:
+            for step in range(4):
+                driver.launch(stream, lambda stream=stream, step=step: order.append((stream, step)))
+        driver.synchronize()
+    return failed, order
+
+
+def test_faults_by_chance_come_at_their_rate_and_a_seed_brings_them_again():
+    failed = [faults_of(seed, 0.25)[0] for seed in range(10)]
+    assert failed == [faults_of(seed, 0.25)[0] for seed in range(10)]
+    assert len(set(failed)) == 10
+    assert 350 < "".join(failed).count("1") < 650  # 500 of 2,000 expected, give or take 8 standard deviations
+    assert faults_of(0, 1.0)[0] == "1" * 200
+    assert faults_of(0, 0.0)[0] == "0" * 200
+
+
+def test_a_rate_too_low_to_bring_a_fault_leaves_the_order_as_it_is():
+    assert all(faults_of(seed, 0.0) == faults_of(seed, 1e-12) for seed in range(12))
+
+
+def test_every_use_of_a_call_may_fail_by_chance_entry_points_too(bench):
+    bench.driver.fault_rate = 1.0
+    with pytest.raises(KVSwapDriverError, match="cuMemAlloc failed with CUDA_ERROR_UNKNOWN"):
+        bench.driver.device_alloc(1)
+    assert bench.copy(bench.device, bench.host, 1) == 999
+    assert bench.batch([(bench.device, bench.host, 1)], 2) == 999
+    assert set(bench.driver.faults.items()) == {("cuMemAlloc", 1), ("cuMemcpyAsync", 1), ("cuMemcpyBatchAsync", 1)}
+
+
+def test_what_was_told_to_fail_is_among_the_faults(bench):
+    bench.driver.fail("cuMemcpyAsync", at=1, times=2, status=719)
+    assert [bench.copy(bench.device, bench.host, 1) for _ in range(4)] == [0, 719, 719, 0]
+    assert bench.driver.faults == {"cuMemcpyAsync": 2}
+
+
+def test_what_finalizers_give_back_may_fail_by_chance_too_and_is_given_back_later(bench):
+    driver = bench.driver
+    stream, event = driver.stream_create(), driver.event_create()
+    driver.fault_rate = 1.0
+    driver.discard_event(event)
+    driver.discard_stream(stream)
+    driver.discard_allocation(bench.device)
+    assert (driver.live_allocations(), driver.live_events(), driver.live_streams()) == (2, 1, 1)
+    assert driver.faults == {"cuEventDestroy": 1, "cuStreamDestroy": 1, "cuMemFree": 1}
+    driver.fault_rate = 0.0
+    assert driver.not_freed() == ()
+    assert (driver.live_allocations(), driver.live_events(), driver.live_streams()) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
+def test_a_fault_rate_that_is_no_probability_is_refused(rate):
+    with pytest.raises(ValueError, match="expected a probability"):
+        SimulatedDriver(fault_rate=rate)
+
+
 # ---- contexts and handles ----
 
 
@@ -787,6 +932,31 @@ def test_each_thread_has_a_per_thread_stream(bench):
     thread.start()
     thread.join()
     assert ran == ["other"]
+
+
+def test_a_thread_inherits_no_stream_of_an_earlier_one_and_the_legacy_stream_waits_for_both(monkeypatch):
+    """Identifiers of threads are used again."""
+    monkeypatch.setattr(threading, "get_ident", lambda: 7)
+    driver, ran, seen = SimulatedDriver(schedule=LAZY), [], []
+
+    def work(name: str) -> None:
+        with driver.activate(0):
+            driver.launch(2, lambda: ran.append(name))
+            if name == "second":
+                driver.stream_synchronize(2)
+                seen.extend(ran)
+
+    for name in ("first", "second"):
+        thread = threading.Thread(target=work, args=(name,))
+        thread.start()
+        thread.join()
+    assert seen == ["second"]
+    with driver.activate(0):
+        driver.launch(0, lambda: ran.append("legacy"))
+        driver.stream_synchronize(0)
+        assert ran == ["second", "first", "legacy"]
+        driver.launch(0, lambda: None)
+    assert not driver._blocking[0]  # nothing is kept of threads that are over
 
 
 def test_a_driver_is_collected_with_its_callbacks():

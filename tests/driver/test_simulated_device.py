@@ -196,3 +196,13 @@ def test_memory_dropped_under_a_queued_copy_is_reported(device):
     with pytest.raises(KVSwapDriverError, match=r"CUDA_ERROR_ILLEGAL_ADDRESS.*keep the owner alive"):
         stream.synchronize()
     assert (pinned == 3).all()
+
+
+def test_a_fault_rate_is_the_driver_s_and_may_be_set_later():
+    with pytest.raises(KVSwapDriverError, match="CUDA_ERROR_UNKNOWN"):
+        SimulatedDevice(fault_rate=1.0).device_array(4, np.uint8)
+    device = SimulatedDevice()
+    array = device.device_array(4, np.uint8)
+    device.driver.fault_rate = 1.0
+    with pytest.raises(KVSwapDriverError, match="cuCtxSynchronize failed with CUDA_ERROR_UNKNOWN"):
+        array.to_numpy()

@@ -351,7 +351,7 @@ def test_whatever_call_fails_nothing_is_left_and_the_next_pool_is_whole(size_blo
                         memory.close()
                 assert drop or memory.address == 0
                 del memory
-            driver._faults.clear()
+            driver.fail_no_more()
             memory = pinned_memory(driver, 0, 14 * BLOCK, 1)
             assert sum(driver.pointer_info(start).bytes for start in memory.pieces) == 14 * BLOCK
             memory.close()

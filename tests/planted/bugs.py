@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bug import CHECK, Bug
 from bugs_faults import BUGS_FAULTS
+from bugs_judge import BUGS_JUDGE
 
 #: And what it must find with a transport named.
 CHECK_COPIES, CHECK_BATCH, CHECK_KERNEL, CHECK_RING = (
@@ -1035,6 +1036,7 @@ BUGS = [
         REPLAY_RUN,
     ),
     *BUGS_FAULTS,
+    *BUGS_JUDGE,
 ]
 
 #: Planted in every run of the suite; the others are marked slow.

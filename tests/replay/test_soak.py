@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
-from collections import Counter
 
 import pytest
 
 from numba_kvswap.__main__ import main
-from numba_kvswap.driver import KVSwapDriverError, SimulatedDriver
-from numba_kvswap.driver.statuses import UNKNOWN
+from numba_kvswap.driver import KVSwapDriverError
 from numba_kvswap.events import EventPair
 from numba_kvswap.plan import Plan
 from numba_kvswap.replay import soak as soak_module
@@ -22,30 +19,6 @@ from numba_kvswap.transports import copies
 
 ROUNDS = 12  # each transport and "auto", in both layouts
 MINUTES = 0.03
-
-
-@pytest.fixture(autouse=True)
-def _faults_by_chance(monkeypatch):
-    """A driver whose calls fail by chance, where it has no `fault_rate` of its own."""
-    if hasattr(SimulatedDriver(), "fault_rate"):
-        return
-    make, counted = SimulatedDriver.__init__, SimulatedDriver._counted
-
-    def made(self, seed=0, *arguments, **options):
-        self.fault_rate, self.faults = 0.0, Counter()
-        self._fault_choices = random.Random(f"faults {seed}")
-        make(self, seed, *arguments, **options)
-
-    def counted_or_failing(self, call):
-        status = counted(self, call)
-        if not status and self.fault_rate and self._fault_choices.random() < self.fault_rate:
-            status = UNKNOWN
-        if status:
-            self.faults[call] += 1
-        return status
-
-    monkeypatch.setattr(SimulatedDriver, "__init__", made)
-    monkeypatch.setattr(SimulatedDriver, "_counted", counted_or_failing)
 
 
 @pytest.fixture(autouse=True)
