@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bug import CHECK, Bug
 from bugs_faults import BUGS_FAULTS
+from bugs_fences import BUGS_FENCES
 from bugs_judge import BUGS_JUDGE
 
 #: And what it must find with a transport named.
@@ -1036,6 +1037,7 @@ BUGS = [
         REPLAY_RUN,
     ),
     *BUGS_FAULTS,
+    *BUGS_FENCES,
     *BUGS_JUDGE,
 ]
 
