@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from numba_kvswap.driver import KVSwapDriverError, cuda_available
-from numba_kvswap.files import write_whole
+from numba_kvswap.files import read_plain, write_whole
 from numba_kvswap.replay.free_blocks import HOST_SLOTS
 from numba_kvswap.replay.models import MODELS
 
@@ -331,11 +331,12 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _plot(options: argparse.Namespace) -> int:
-    from numba_kvswap.bench.bench_report import BenchReport
+    from numba_kvswap.bench.bench_report import REPORT_BYTES_MAX, BenchReport
     from numba_kvswap.bench.plot import plot
 
+    content = read_plain(options.file, REPORT_BYTES_MAX)
     try:
-        report = BenchReport.from_json(options.file.read_text(encoding="utf-8"))
+        report = BenchReport.from_json(content.decode("utf-8"))
         print(*plot(report, options.out), sep="\n")
     except ValueError as error:
         raise ValueError(f"{options.file}: {error}") from error

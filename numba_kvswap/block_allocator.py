@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from sortedcontainers import SortedDict, SortedList
 
-from numba_kvswap.ids import Ids, as_ids, check_integer
+from numba_kvswap.ids import NO_BOUND, Ids, as_ids, check_integer
 
 
 class BlockAllocator:
@@ -21,13 +21,13 @@ class BlockAllocator:
 
     A run handed out or taken back costs O(log n) in the free runs n, apart from its ids.
 
-    Raises TypeError unless `blocks` is an integer, ValueError where it is negative.
+    Raises TypeError unless `blocks` is an integer, ValueError where it is negative or beyond what ids can name.
     """
 
     def __init__(self, blocks: int) -> None:
         self._blocks = check_integer(blocks, "blocks")
-        if self._blocks < 0:
-            raise ValueError(f"blocks is {blocks}; expected 0 or more")
+        if not 0 <= self._blocks <= NO_BOUND:
+            raise ValueError(f"blocks is {blocks}; expected 0 or more, and at most 2**63")
         self._free_blocks = 0
         # The free runs twice: first block -> length by address, for the neighbours; and (length, first) for the fit.
         self._length_at: SortedDict[int, int] = SortedDict()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeVar, cast
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_kvswap.caches import DeviceCache, HostCache
+from numba_kvswap.driver.forked import fresh_locks_in_children
 from numba_kvswap.ids import Ids, Words
 from numba_kvswap.layers import (
     Layer,
@@ -45,12 +46,15 @@ class LayerGroups:
 class CachePair:
     """A device cache and a host cache between which any plan with ids in bounds can move.
 
+    Attributes: layers, which of the layers of whole caches these are.
+
     Raises ValueError where the layers differ in number, dtype or block bytes, or the host's are not pinned.
     """
 
-    def __init__(self, device_cache: DeviceCache, host_cache: HostCache) -> None:
+    def __init__(self, device_cache: DeviceCache, host_cache: HostCache, layers: Sequence[int] | None = None) -> None:
         check_same_layers(device_cache.layers, host_cache.layers)
         self.device_cache, self.host_cache = device_cache, host_cache
+        self.layers = tuple(range(len(device_cache.layers)) if layers is None else layers)
         self.driver = device_cache.driver
         with self.driver.activate(device_cache.device):
             host_places = check_pinned_memory(host_cache.layers, self.driver, host_cache.pieces)
@@ -63,6 +67,12 @@ class CachePair:
         #: Host blocks, ascending, before which another registration begins in some layer. No copy may hold blocks on
         #: both sides of one: `runs` sees to it. Only pools of more than one registration have any.
         self.host_cuts = np.array(sorted(cuts), np.int64)
+
+    def part(self, model_layers: range) -> CachePair:
+        """The pair of what both caches hold of some layers of the model (`DeviceCache.depth`)."""
+        depth, entries = self.device_cache.depth, len(self.device_cache.layers)
+        indexes = [first + layer for first in range(0, entries, depth) for layer in model_layers]
+        return CachePair(self.device_cache.part(indexes), self.host_cache.part(indexes), indexes)
 
     @cached_property
     def block_bytes(self) -> int:
@@ -180,6 +190,9 @@ class CachePair:
             )
             for layer, pitch in pairs
         )
+
+
+fresh_locks_in_children(CachePair)
 
 
 @dataclass

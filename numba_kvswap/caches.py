@@ -15,7 +15,7 @@ from numba_kvswap.driver import Driver
 from numba_kvswap.host_memory import pinned_memory
 from numba_kvswap.ids import check_integer, checked_timeout_s
 from numba_kvswap.interop import device_layers, flat, host_layers
-from numba_kvswap.layers import Layer, LayerBytes, check_device_memory, check_layers, name_fault
+from numba_kvswap.layers import BYTES_END, Layer, LayerBytes, check_device_memory, check_layers, name_fault
 from numba_kvswap.memory import DriverMemory, OwnedMemory
 
 Layout = Literal["block_major", "layer_major"]
@@ -30,6 +30,10 @@ class DeviceCache:
     distance that may exceed their size; torch, CuPy, Numba and simulated arrays will do. They are not copied,
     and are kept alive.
 
+    Attributes:
+        depth: layers of the model. Model layer i has entry i of each list where all lists are equally long; else, and
+            in a cache of one list, each entry is a layer of the model.
+
     Raises:
         TypeError: not an array on a device; a dtype that is not of whole bytes.
         ValueError: no layers; different numbers of blocks; blocks that are not contiguous; layers on several
@@ -37,12 +41,17 @@ class DeviceCache:
     """
 
     def __init__(self, *layer_lists: Iterable[Any]) -> None:
-        self._fill(*device_layers(flat(layer_lists)))
+        lists = [list(layers) for layers in layer_lists]  # a generator is used up once, here
+        self._fill(*device_layers(flat(lists)))
+        lengths = {len(layers) for layers in lists}
+        if len(lengths) == 1:
+            self.depth = lengths.pop()
 
     def _fill(self, layers: list[Layer], device: int, driver: Driver) -> None:
         check_layers(layers, "device")
         self.driver, self.device = driver, device
         self.layers = tuple(layers)
+        self.depth = len(layers)
         with self.driver.activate(device):
             self.allocations = check_device_memory(layers, device, self.driver)
 
@@ -73,6 +82,7 @@ class DeviceCache:
         for index, size in enumerate(sizes):
             if size < 1:
                 raise ValueError(f"block_bytes[{index}] is {size}; expected 1 or more")
+        _check_bytes(blocks, sum(sizes))
         layers: list[Layer] = []
         for size in sizes:
             memory = DriverMemory(driver, device, blocks * size, "device")
@@ -86,6 +96,10 @@ class DeviceCache:
         cache = cls.__new__(cls)
         cache._fill(layers, device, driver)
         return cache
+
+    def part(self, indexes: Sequence[int]) -> DeviceCache:
+        """A cache of some of the layers, sharing their memory."""
+        return DeviceCache.of_layers([self.layers[index] for index in indexes], self.device, self.driver)
 
     @property
     def blocks(self) -> int:
@@ -121,6 +135,7 @@ class HostCache:
         self._layers = tuple(layers)
         self._memory = memory
         self._closed = False
+        self._whole: HostCache | None = None
         self._views: weakref.WeakSet[LayerBytes] = weakref.WeakSet()
 
     @classmethod
@@ -143,7 +158,7 @@ class HostCache:
         blocks = _checked_blocks(blocks)
         if layout not in ("block_major", "layer_major"):
             raise ValueError(f"layout is {layout!r}; expected 'block_major' or 'layer_major'")
-        size_bytes = blocks * like.block_bytes
+        size_bytes = _check_bytes(blocks, like.block_bytes)
         unit_bytes = like.block_bytes if layout == "block_major" else blocks * _layer_unit_bytes(like)
         memory = pinned_memory(like.driver, like.device, size_bytes, unit_bytes)
         before = [0, *accumulate(layer.block_bytes for layer in like.layers)]
@@ -168,6 +183,13 @@ class HostCache:
         cache._fill(layers, memory)
         return cache
 
+    def part(self, indexes: Sequence[int]) -> HostCache:
+        """A cache of some of the layers, sharing their memory: it is closed when this one is, and closes nothing."""
+        layers = self.layers
+        part = HostCache.of_layers([layers[index] for index in indexes])
+        part._whole = self
+        return part
+
     @property
     def layers(self) -> tuple[Layer, ...]:
         self.check_open()
@@ -181,11 +203,12 @@ class HostCache:
     @property
     def pieces(self) -> tuple[int, ...]:
         """Where each registration of a pool's memory starts; () where the driver or the user allocated it."""
-        return self._memory.pieces if self._memory is not None else ()
+        memory = (self._whole or self)._memory
+        return memory.pieces if memory is not None else ()
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        return (self._whole or self)._closed
 
     @property
     def blocks(self) -> int:
@@ -237,6 +260,7 @@ class HostCache:
         self._memory.close()
 
     def __enter__(self) -> HostCache:
+        self.check_open()
         return self
 
     def __exit__(
@@ -257,6 +281,14 @@ def _layer_unit_bytes(like: DeviceCache) -> int:
     """Bytes of a block at whose multiples layers start: of one layer where all are of one size, else of all."""
     first = like.layers[0].block_bytes
     return first if all(layer.block_bytes == first for layer in like.layers) else like.block_bytes
+
+
+def _check_bytes(blocks: int, block_bytes: int) -> int:
+    """What they take together. ValueError, before anything is allocated, where no address would reach it."""
+    size_bytes = blocks * block_bytes
+    if max(size_bytes, block_bytes) >= BYTES_END:
+        raise ValueError(f"{blocks} blocks of {block_bytes} bytes over all layers came; expected below 2**63 bytes")
+    return size_bytes
 
 
 def _checked_blocks(blocks: object) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import threading
 import weakref
@@ -54,6 +55,15 @@ _measuring = False
 _known: MutableMapping[Driver, dict[int, Costs]] = weakref.WeakKeyDictionary()
 
 
+def _renew_in_child() -> None:
+    """The thread that measured or held the lock at the fork is not there."""
+    global _lock, _measuring
+    _lock, _measuring = threading.RLock(), False
+
+
+os.register_at_fork(after_in_child=_renew_in_child)
+
+
 def costs_of(driver: Driver, device: int) -> Costs:
     """The costs of this machine: known already, or read from disk, or else measured, which takes some 2 s.
 
@@ -96,12 +106,14 @@ def costs_file(driver: Driver, device: int) -> str:
 
 
 def kept_costs(driver: Driver, device: int) -> Costs | None:
-    """What an earlier process measured on this machine."""
+    """What an earlier process measured on this machine, None where there is nothing, or nothing to go by: then it is
+    measured anew, and written anew."""
     kept = disk_cache.load(costs_file(driver, device))
     try:
-        return None if kept is None else Costs.from_json(kept.decode())
-    except ValueError:  # of another version of this file; it will be written anew
+        costs = None if kept is None else Costs.from_json(kept.decode())
+    except ValueError:  # of another version of this file
         return None
+    return costs if costs is not None and not costs.absurdity else None
 
 
 def _measured_or_not(driver: Driver, device: int) -> Costs:

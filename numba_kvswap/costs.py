@@ -22,9 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_kvswap.cache_pair import CachePair, Direction
-from numba_kvswap.ids import Integers
+from numba_kvswap.driver.forked import fresh_locks_in_children
+from numba_kvswap.ids import Integers, check_integer
 from numba_kvswap.jit import compiled, holding_the_gil
 from numba_kvswap.plan import Plan
+from numba_kvswap.strict_json import load_json
 from numba_kvswap.submit import PIECE_BYTES, PIECE_STRIDE
 from numba_kvswap.transports.ring import pieces_of
 
@@ -41,6 +43,8 @@ SPLIT = 4
 _TIE_S, _TIE_PART = 20e-6, 0.1
 # Points of a curve that is resampled for the compiled model: one a power of two, from 1 byte to 2 GiB.
 _POWERS = 32
+# Beyond them costs are no measurement. The fastest links carry half of that a second, the longest piece takes ms.
+_BYTES_A_SECOND_MAX, _SECONDS_MAX, _TIMES_MAX = 1e12, 10.0, 100.0
 
 
 @dataclass(frozen=True)
@@ -83,12 +87,29 @@ class Costs:
     def from_json(cls, text: str) -> Costs:
         """Raises ValueError where the text is not what `to_json` makes."""
         try:
-            found = json.loads(text)
+            found = load_json(text)
             out, in_ = ({name: _curve(found[way][name]) for name in CURVES} for way in ("out", "in_"))
             both_ways = {name: _positive(found["both_ways"][name]) for name in CURVES}
-            return cls(str(found["machine"]), out, in_, both_ways)
-        except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+            if not isinstance(found["machine"], str):
+                raise TypeError(f"machine is {found['machine']!r:.60}; expected a string")
+            return cls(found["machine"], out, in_, both_ways)
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise ValueError(f"these are no costs of transports: {type(error).__name__}: {error}") from error
+
+    @property
+    def absurdity(self) -> str:
+        """What no machine measures, "" where there is nothing of the kind."""
+        for way, curves in (("out", self.out), ("in", self.in_)):
+            for name, curve in curves.items():
+                seconds = max(curve.fixed_s, *curve.piece_s)
+                rate = max(size / piece_s for size, piece_s in zip(curve.bytes, curve.piece_s, strict=True))
+                if seconds > _SECONDS_MAX or rate > _BYTES_A_SECOND_MAX:
+                    return f"{name} {way}: {seconds:g} s, or {rate:g} bytes a second"
+        factor = max(self.both_ways.values(), key=lambda times: abs(math.log(times)))
+        return f"{factor:g} times as long both ways" if abs(math.log(factor)) > math.log(_TIMES_MAX) else ""
+
+
+fresh_locks_in_children(Costs)
 
 
 def _table(curves: Mapping[str, Curve]) -> tuple[Seconds, Seconds]:
@@ -97,7 +118,7 @@ def _table(curves: Mapping[str, Curve]) -> tuple[Seconds, Seconds]:
 
 
 def _curve(found: Any) -> Curve:
-    sizes, costs = [int(n) for n in found["bytes"]], [_positive(s) for s in found["piece_s"]]
+    sizes, costs = [check_integer(n, "a size") for n in found["bytes"]], [_positive(s) for s in found["piece_s"]]
     rising = all(a < b for a, b in pairwise(sizes))
     if not sizes or len(sizes) != len(costs) or sizes[0] < 1 or not rising:
         raise ValueError(f"sizes {sizes} for {len(costs)} costs; expected as many, ascending from 1 up")
@@ -105,6 +126,8 @@ def _curve(found: Any) -> Curve:
 
 
 def _positive(found: Any) -> float:
+    if isinstance(found, bool) or not isinstance(found, (int, float)):
+        raise TypeError(f"{found!r:.60} came; expected a positive number")
     value = float(found)
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{value} came; expected a positive number")

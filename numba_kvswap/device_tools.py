@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from functools import cached_property
@@ -10,6 +11,7 @@ import numpy as np
 
 from numba_kvswap.cache_pair import Direction
 from numba_kvswap.driver import Driver, KVSwapDriverError
+from numba_kvswap.driver.forked import fresh_locks_in_children
 from numba_kvswap.events import Event
 from numba_kvswap.id_tables import IdTables
 from numba_kvswap.ids import Integers, Words
@@ -35,6 +37,14 @@ _MOVE = "warp_a_chunk"
 _COPIES_MAX = 64
 # Locks here may be taken again: a finalizer or a signal handler may swap in the midst of any line, in the same thread.
 _lock = threading.RLock()
+
+
+def _renew_in_child() -> None:
+    global _lock  # noqa: PLW0603
+    _lock = threading.RLock()  # which another thread may have held at the fork
+
+
+os.register_at_fork(after_in_child=_renew_in_child)
 
 
 def device_tools(driver: Driver, device: int) -> DeviceTools:
@@ -131,6 +141,9 @@ class DeviceTools:
         self._driver.stream_synchronize(stream)
         self._in_doubt.clear()  # of this one, and of those that came before it on the stream
         return memory
+
+
+fresh_locks_in_children(DeviceTools)
 
 
 class Ring:

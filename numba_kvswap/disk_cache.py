@@ -8,6 +8,11 @@ import os
 import tempfile
 from pathlib import Path
 
+from numba_kvswap.files import read_plain
+
+# Kernels take some 100 KB, costs some 10.
+_BYTES_MAX = 16 << 20
+
 
 def cache_folder() -> Path:
     """``$NUMBA_KVSWAP_CACHE_DIR``, or else numba_kvswap in ``$XDG_CACHE_HOME`` (by default ``~/.cache``)."""
@@ -25,8 +30,8 @@ def key_of(*facts: object) -> str:
 def load(name: str) -> bytes | None:
     """What `store` kept under `name`; None where there is nothing, or not all of it."""
     try:
-        digest, _, content = Path(cache_folder(), name).read_bytes().partition(b"\n")
-    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
+        digest, _, content = read_plain(Path(cache_folder(), name), _BYTES_MAX).partition(b"\n")
+    except (OSError, RuntimeError, ValueError):  # RuntimeError: there is no home folder; ValueError: it is too long
         return None
     return content if digest == _digest(content) else None
 

@@ -89,9 +89,9 @@ class EventPair:
         """Wait for the end; whether it has come. soon: whether it is a matter of microseconds."""
         return self._driver.event_synchronize(self._end, soon=soon, timeout_s=timeout_s)
 
-    def seconds(self) -> float:
-        """From one to the other, once it has ended."""
-        return self._driver.event_seconds(self._start, self._end)
+    def seconds(self, since: EventPair | None = None) -> float:
+        """From the start, or that of an earlier pair, to the end, once it has ended."""
+        return self._driver.event_seconds((since or self)._start, self._end)
 
     def __del__(self) -> None:
         # Handles, not objects, go back: an object that dies in a cycle may be finalized before this.

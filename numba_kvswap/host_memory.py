@@ -8,6 +8,7 @@ import errno
 import math
 import mmap
 import os
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
@@ -48,6 +49,8 @@ def pinned_memory(driver: Driver, device: int, size_bytes: int, unit_bytes: int)
 
     Raises MemoryError where the system has not that much, KVSwapDriverError where the driver refuses.
     """
+    if size_bytes >= POOL_BYTES_MIN:
+        check_room(size_bytes)  # here too: the driver itself may take long to find out
     piece_bytes = PIECE_BYTES_MAX
     if size_bytes > PIECE_BYTES_MAX:
         piece_bytes -= PIECE_BYTES_MAX % math.lcm(unit_bytes, SYSTEM_BLOCK_BYTES)
@@ -151,9 +154,24 @@ class PinnedPool(OwnedMemory):
 
 def _mapped(size_bytes: int) -> mmap.mmap:
     try:
-        return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise MemoryError(_no_memory(size_bytes, str(error))) from error
+    _mappings.add(mapping)
+    return mapping
+
+
+_mappings: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+
+
+def _keep_in_child() -> None:
+    """A forked child has not got these stretches of addresses (MADV_DONTFORK) and may have put other memory there,
+    which the end of a mapping object would unmap. So there they never end, not even with the interpreter."""
+    for mapping in list(_mappings):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapping))
+
+
+os.register_at_fork(after_in_child=_keep_in_child)
 
 
 def _address_of(mapping: mmap.mmap) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,6 +17,9 @@ from numba_kvswap.driver import Driver, PointerInfo
 # Types narrower than a byte, by the names ml_dtypes and torch give them. torch's float4_e2m1fn_x2 is not
 # among them: its element is a whole byte that holds two values.
 _SUB_BYTE = re.compile(r"u?int[1-7]|float[46]_(?!.*_x\d)\w+|quint\dx\d|bits\dx\d")
+
+#: No address and no size reaches it, on any device or host.
+BYTES_END = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,8 @@ def layer_of(facts: ArrayFacts, name: str) -> Layer:
     block_bytes = prod(facts.shape[1:]) * facts.item_bytes
     if not facts.shape or block_bytes == 0:
         raise ValueError(f"{name} has shape {facts.shape}; expected [blocks, ...] with blocks of 1 byte or more")
+    if block_bytes >= BYTES_END:
+        raise ValueError(f"{name} has blocks of {block_bytes} bytes; expected fewer than 2**63")
     blocks = facts.shape[0]
     stride = facts.strides_bytes[0] if blocks > 1 else block_bytes
     if blocks and not (_inner_contiguous(facts) and stride >= block_bytes):
@@ -171,18 +177,57 @@ def check_writable(layers: Sequence[Layer]) -> None:
 
 
 def check_device_memory(layers: Sequence[Layer], device: int, driver: Driver) -> tuple[int, ...]:
-    """Every layer lies in plain device memory of `device`, as far as the driver knows, else ValueError.
+    """Every byte of every layer lies in plain device memory of `device`, as far as the driver knows, else ValueError.
 
-    Returns where each layer's allocation starts: one copy over several layers must stay inside one.
+    The driver is asked once a range of memory, however many layers lie in it: an array over torch's expandable segments
+    spans thousands of mappings.
+    Returns where the range starts in which each layer begins: one copy over several layers must stay inside one.
     """
-    infos = [driver.pointer_info(layer.address) for layer in layers]
-    for layer, info in zip(layers, infos, strict=True):
-        if layer.blocks and (info.kind, info.device) != ("device", device):
-            raise ValueError(
-                f"{layer.name} at {layer.address:#x} is {_kind_in_words(info)}; "
-                f"expected plain memory of device {device}"
-            )
-    return tuple(info.start for info in infos)
+    starts, ranges = [0] * len(layers), _DeviceRanges(device, driver)
+    for index in sorted(range(len(layers)), key=lambda index: layers[index].address):
+        if layers[index].blocks:
+            starts[index] = ranges.start_of(layers[index])
+    return tuple(starts)
+
+
+class _DeviceRanges:
+    """Ranges of a device's memory, walked through from lower to higher addresses: those side by side that were last
+    seen. Only virtual memory goes on in the next range: what lies behind an allocation is somebody else's."""
+
+    def __init__(self, device: int, driver: Driver) -> None:
+        self._device, self._driver = device, driver
+        self._starts: list[int] = []
+        self._end = 0
+        self._virtual = False
+
+    def start_of(self, layer: Layer) -> int:
+        """Where the range starts that holds the layer's first byte. ValueError unless all of it lies in such ranges."""
+        if not (self._starts and self._starts[0] <= layer.address < self._end):
+            info = self._driver.pointer_info(layer.address)
+            if not self._holds(info, layer.address):
+                what, expected = _kind_in_words(info), self._expected(info)
+                raise ValueError(f"{layer.name} at {layer.address:#x} is {what}; {expected}")
+            self._starts, self._end, self._virtual = [info.start], info.end, info.context == "none"
+        while self._end - layer.address < layer.extent_bytes:
+            following = self._driver.pointer_info(self._end)
+            if not (self._virtual and following.context == "none" and self._holds(following, self._end)):
+                raise ValueError(
+                    f"{_shortage(layer, self._end - layer.address, 'device', following)}; expected all of it in one "
+                    "allocation; is the shape right, and the memory still allocated?"
+                )
+            self._starts.append(self._end)
+            self._end = following.end
+        return self._starts[bisect_right(self._starts, layer.address) - 1]
+
+    def _holds(self, info: PointerInfo, address: int) -> bool:
+        plain = (info.kind, info.device) == ("device", self._device) and info.context != "another"
+        return plain and info.start <= address < info.end
+
+    def _expected(self, info: PointerInfo) -> str:
+        expected = f"expected plain memory of device {self._device}"
+        if info.kind == "device" and info.context == "another":
+            return f"{expected}, of its primary context, in which torch, CuPy and Numba allocate: allocate it there"
+        return expected
 
 
 #: Where a layer lies: (start of an allocation or registration, first block of the layer in it), in ascending order.
@@ -214,9 +259,10 @@ def _pinned_places(layer: Layer, driver: Driver, pieces: Collection[int]) -> Pla
     while (found := info.end - layer.address) < layer.extent_bytes:
         following = driver.pointer_info(info.end) if info.end in pieces else info
         if (following.kind, following.start) != ("host", info.end):
+            behind = driver.pointer_info(info.end)
             raise ValueError(
-                f"{layer.name} at {layer.address:#x} needs {layer.extent_bytes} bytes for {layer.blocks} "
-                f"blocks, found {found} pinned bytes there; pass fewer blocks or a larger allocation"
+                f"{_shortage(layer, found, 'pinned', behind)}; pass fewer blocks, or memory that was allocated or "
+                "registered in one piece"
             )
         info = following
         places.append((info.start, -(-found // layer.block_stride_bytes)))  # a pool is cut between blocks
@@ -258,10 +304,22 @@ def _sharing(entwined: list[Layer]) -> tuple[str, str] | None:
     return None
 
 
+def _shortage(layer: Layer, found: int, kind: str, behind: PointerInfo) -> str:
+    """behind: what the driver knows of the address where the `found` bytes end."""
+    what = _kind_in_words(behind)
+    if behind.kind != "unknown":
+        what = f"another piece of {behind.bytes} bytes, {what}"
+    return (
+        f"{layer.name} at {layer.address:#x} needs {layer.extent_bytes} bytes for {layer.blocks} blocks, "
+        f"found {found} {kind} bytes there; at {layer.address + found:#x} begins {what}"
+    )
+
+
 def _kind_in_words(info: PointerInfo) -> str:
+    if info.kind == "device":
+        return f"memory of device {info.device}" + (", of another context" if info.context == "another" else "")
     return {
-        "device": f"memory of device {info.device}",
         "host": "pinned host memory",
         "managed": "managed memory",
-        "unknown": "not known to the driver (pageable, freed or never allocated)",
+        "unknown": "not known to the driver (null, pageable, freed, another driver's, or never allocated)",
     }[info.kind]

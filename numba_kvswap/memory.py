@@ -27,14 +27,15 @@ class OwnedMemory(ABC):
 
     def close(self) -> None:
         """Give the memory back; a call after one that succeeded does nothing. Raises KVSwapDriverError."""
-        with self._closing:
+        if not self.address:
+            return
+        with self.driver.activate(self.device), self._closing:  # in this order: in a forked child the lock may be held
             if not self.address or self._freeing:  # freeing: a finalizer of ours came here in the midst of it
                 return
             self._freeing = True
             try:
-                with self.driver.activate(self.device):
-                    self._free()
-                    self.address = 0  # here and not later: leaving `activate` may fail too
+                self._free()
+                self.address = 0  # here and not later: leaving `activate` may fail too
             finally:
                 self._freeing = False
 

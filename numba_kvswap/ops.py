@@ -14,10 +14,8 @@ from numba_kvswap.driver import Driver, KVSwapDriverError
 from numba_kvswap.events import Event
 from numba_kvswap.ids import check_integer
 from numba_kvswap.interop import device_layers, host_facts, producer_stream
-from numba_kvswap.layers import Layer, check_layers, layer_of
+from numba_kvswap.layers import BYTES_END, Layer, check_layers, layer_of
 from numba_kvswap.swapper import Swapper
-
-_ADDRESS_BITS = 63
 
 
 def swap_cache_all_layers(
@@ -126,7 +124,7 @@ def _cpu_layer(pointer: Any, gpu: Layer, bound: int, where: str) -> Layer:
 
 
 def _layer_at(address: int, block_bytes: int, blocks: int, where: str) -> Layer:
-    if address <= 0 or address + blocks * block_bytes >= 1 << _ADDRESS_BITS:
+    if address <= 0 or address + blocks * block_bytes >= BYTES_END:
         raise ValueError(
             f"{where} is at {address:#x}; expected a host address with {blocks} blocks of {block_bytes} bytes"
         )

@@ -18,6 +18,8 @@ from numba_kvswap.transfer import Transfer
 _Swaps = deque[tuple[weakref.ref[Transfer], Plan]]
 # Up to so many comparisons each id is compared with each; beyond, those of one plan are marked first.
 _COMPARED_MAX = 4096
+# So many bytes an id are marked, at most: up to there it is done sooner than hashing.
+_MARKED_AN_ID = 128
 
 
 class Overlaps:
@@ -43,6 +45,9 @@ class Overlaps:
                 del self._by_queue[queue]
             elif queue != transfer.queue:
                 self._wait_for_one_of(earlier, transfer, plan)
+
+    def add(self, transfer: Transfer, plan: Plan) -> None:
+        """From now on later swaps are ordered after it."""
         self._by_queue.setdefault(transfer.queue, deque()).append((weakref.ref(transfer), plan))
 
     @staticmethod
@@ -91,20 +96,49 @@ def _share(one: Ids, other: Ids) -> bool:
                 if one[i] == other[j]:
                     return True
         return False
-    largest, beyond = np.int64(-1), np.int64(-1)
+    least, most = max(one.min(), other.min()), min(one.max(), other.max())
+    if least > most:
+        return False
+    if most - least >= _MARKED_AN_ID * (one.size + other.size):
+        return _share_hashed(one, other)
+    marked = np.zeros(most - least + 1, np.bool_)
     for i in range(one.size):
-        largest = max(largest, one[i])
-    for j in range(other.size):
-        beyond = max(beyond, other[j])
-    largest = min(largest, beyond)
-    marked = np.zeros(largest + 1, np.bool_)
-    for i in range(one.size):
-        if one[i] <= largest:
-            marked[one[i]] = True
+        if least <= one[i] <= most:
+            marked[one[i] - least] = True
     found = False
     for j in range(other.size):
-        found |= other[j] <= largest and marked[other[j]]
+        found |= least <= other[j] <= most and marked[other[j] - least]
     return found
+
+
+@compiled
+def _share_hashed(one: Ids, other: Ids) -> bool:
+    """Of ids far apart, by a table of the ids of `one` that is half empty: an id lies at its hash, or at the next free
+    place behind it. Memory goes by how many ids there are."""
+    bits = 1
+    while 1 << bits < 2 * one.size:
+        bits += 1
+    mask = (1 << bits) - 1
+    table = np.full(1 << bits, -1, np.int64)
+    for i in range(one.size):
+        at = _hash(one[i]) & mask
+        while table[at] >= 0 and table[at] != one[i]:
+            at = (at + 1) & mask
+        table[at] = one[i]
+    for j in range(other.size):
+        at = _hash(other[j]) & mask
+        while table[at] >= 0:
+            if table[at] == other[j]:
+                return True
+            at = (at + 1) & mask
+    return False
+
+
+@compiled
+def _hash(block: np.int64) -> np.int64:
+    """So that neither ids in a row nor those at one distance come to lie in a heap."""
+    mixed = (block ^ (block >> 31)) * np.int64(0x1CE4E5B9BF58476D)
+    return mixed ^ (mixed >> 29)
 
 
 share = holding_the_gil(_share)

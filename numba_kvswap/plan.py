@@ -23,7 +23,9 @@ class Plan:
     ascend by one on both sides, whatever order they came in. A plan is immutable and knows nothing of
     caches: it may be kept, used again, from several threads, for any cache with enough blocks.
 
-    Takes NumPy arrays, lists, any other iterable of integers, and torch CPU tensors; it keeps copies.
+    Takes NumPy arrays, lists, any other iterable of integers, and torch CPU tensors; it keeps copies. An iterable is
+    read to its end before anything is checked, so it must have one. Memory goes by how many ids there are, some 100
+    bytes a pair while a plan is made, never by how large they are.
     `sides` names the two lists in errors. `blocks`, how many blocks the source and the target have, bounds the ids
     where that is known already; every swap compares a plan with its caches in any case.
 

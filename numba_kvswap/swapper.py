@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 from numba_kvswap.cache_pair import CachePair, Direction
 from numba_kvswap.caches import DeviceCache, HostCache
 from numba_kvswap.choice import Chooser, Explanation, Favor
-from numba_kvswap.device_tools import device_tools
-from numba_kvswap.driver import KVSwapDriverError
 from numba_kvswap.interop import stream_handle
 from numba_kvswap.overlaps import Overlaps
 from numba_kvswap.plan import Plan
+from numba_kvswap.submitter import Submitter, submit
 from numba_kvswap.transfer import Transfer
-from numba_kvswap.transports import Job
-from numba_kvswap.transports.named import TRANSPORTS, Transport, transport_named
+from numba_kvswap.transports.named import transport_named
 
 _T = TypeVar("_T")
+# Of what is submitted layer by layer: what a submission costs beside its bytes, some 15 us, must not show.
+_PART_BYTES_MIN = 16 << 20
 
 
 class Swapper:
@@ -62,18 +62,17 @@ class Swapper:
             )
         device = device_cache if isinstance(device_cache, DeviceCache) else DeviceCache(device_cache)
         host = host_cache if isinstance(host_cache, HostCache) else HostCache(host_cache)
-        self.pair = CachePair(device, host)
-        self._chooser: Chooser | None = None
         if favor not in ("swap", "compute"):
             raise ValueError(f"favor is {favor!r}; expected 'swap' or 'compute'")
         self._transport, self._favor = transport, favor
         self._overlaps = Overlaps()
-        with self.pair.driver.activate(device.device):
-            self._traffic = device_tools(self.pair.driver, device.device).traffic
-            if transport == "auto":
-                self._chooser = Chooser(self.pair, favor)
-            elif why_not := transport_named(transport).why_not(self.pair):
-                raise ValueError(f"transport is {transport!r}, which cannot move these caches: {why_not}")
+        with device.driver.activate(device.device):
+            self._whole = Submitter(CachePair(device, host), range(device.depth), transport, favor)
+        self._by_layers: dict[int, tuple[Submitter, ...]] = {}
+
+    @property
+    def pair(self) -> CachePair:
+        return self._whole.pair
 
     @property
     def device_cache(self) -> DeviceCache:
@@ -101,11 +100,16 @@ class Swapper:
             raise ValueError(f"direction is {direction!r}; expected 'out' or 'in'")
         plan = self.checked_plan(direction, plan)
         with self.pair.driver.activate(self.device_cache.device):
-            chooser = self._chooser or Chooser(self.pair, self._favor)
+            chooser = self._whole.chooser or Chooser(self.pair, self._favor)
             return chooser.explain(plan, direction, both_ways=both_ways)
 
     def swap_out(
-        self, device_ids: Iterable[Any] | Plan, host_ids: Iterable[Any] | None = None, stream: object = None
+        self,
+        device_ids: Iterable[Any] | Plan,
+        host_ids: Iterable[Any] | None = None,
+        stream: object = None,
+        *,
+        layerwise: bool = False,
     ) -> Transfer:
         """Copy device block ``device_ids[i]`` to host block ``host_ids[i]``, in every layer.
 
@@ -114,22 +118,31 @@ class Swapper:
         Other streams are ordered by `Transfer.wait_on`; the host reads after `Transfer.wait`. Caches stay
         alive, and must not be freed by hand, until then.
 
+        layerwise: submit a few layers of the model at a time, in their order, so that `Transfer.layer` says of each
+            when its bytes have come: all lists of a cache (K, V, scales) have a share in a layer. It costs up to a
+            tenth of the speed. What is too short to be worth cutting, some 16 MiB, stays whole.
+
         Raises:
             TypeError, ValueError, IndexError: ids as `Plan` and its `check_bounds` say; nothing has moved.
             ValueError: a read-only target; a closed host cache.
             KVSwapDriverError: a driver call failed; its `undefined_targets` says which blocks hold undefined bytes.
         """
-        return self.submit("out", self.checked_plan("out", device_ids, host_ids), stream)
+        return self.submit("out", self.checked_plan("out", device_ids, host_ids), stream, layerwise=layerwise)
 
     def swap_in(
-        self, device_ids: Iterable[Any] | Plan, host_ids: Iterable[Any] | None = None, stream: object = None
+        self,
+        device_ids: Iterable[Any] | Plan,
+        host_ids: Iterable[Any] | None = None,
+        stream: object = None,
+        *,
+        layerwise: bool = False,
     ) -> Transfer:
         """Copy host block ``host_ids[i]`` to device block ``device_ids[i]``, in every layer.
 
         A ready ``Plan(host_ids, device_ids)`` may stand for both lists: a plan names source, then target. All
         else as for `swap_out`.
         """
-        return self.submit("in", self.checked_plan("in", device_ids, host_ids), stream)
+        return self.submit("in", self.checked_plan("in", device_ids, host_ids), stream, layerwise=layerwise)
 
     def checked_plan(
         self,
@@ -157,48 +170,28 @@ class Swapper:
         ids = _source_first(direction, (device_ids, host_ids))
         return Plan(*ids, sides=_source_first(direction, sides), blocks=blocks)
 
-    def submit(self, direction: Direction, plan: Plan, stream: object = None) -> Transfer:
+    def submit(self, direction: Direction, plan: Plan, stream: object = None, *, layerwise: bool = False) -> Transfer:
         """Put a plan that `checked_plan` returned on `stream`. Raises ValueError where the host cache was closed
         since, and KVSwapDriverError."""
-        pair, handle = self.pair, stream_handle(stream, self.pair.driver)
-        with pair.driver.activate(pair.device_cache.device):
-            name, transport = self._ready_transport(plan, direction, handle)
-            transfer = Transfer(plan, pair, direction, handle, name)
-            job = Job(plan, pair, direction, handle, transfer.events.words, transfer.keep)
-            try:
-                with self._overlaps.lock, transfer.submitting:
-                    # Known before it is submitted, so that a close in another thread waits for it, or is seen here.
-                    pair.driver.in_flight.add(transfer, transfer.queue)
-                    self._traffic.add(transfer)  # within, or whoever looks would take it for landed
-                    pair.host_cache.check_open()
-                    self._overlaps.order(transfer, plan)
-                    transfer.marker = "stream"  # should the next line be interrupted, who knows what it has put there
-                    submission = transport.submit(job)
-                    transfer.marker = submission.marker
-            finally:
-                if transfer.marker == "stream" and not job.unjoined:
-                    transfer.mark_again()
-        if submission.error is not None:
-            try:
-                raise submission.error
-            finally:
-                del submission, transfer, job, pair  # or the error's traceback holds them, and they it
-        return transfer
+        handle = stream_handle(stream, self.pair.driver)
+        with self.pair.driver.activate(self.device_cache.device):
+            submitters = self._submitters(plan) if layerwise else (self._whole,)
+            return submit(submitters, plan, direction, handle, self._overlaps)
 
-    def _ready_transport(self, plan: Plan, direction: Direction, stream: int) -> tuple[str, Transport]:
-        """The transport for a plan, with all it needs made. "auto" does without one whose memory is not to be had."""
-        while True:
-            name = self._transport
-            if self._chooser is not None:
-                name = self._chooser.choose(plan, direction, both_ways=self._traffic.both_ways(direction, stream))
-            transport = TRANSPORTS[name]
-            try:
-                transport.make_ready(self.pair, direction)
-            except KVSwapDriverError as error:
-                if self._chooser is None or not self._chooser.exclude(name, str(error)):
-                    raise
-            else:
-                return name, transport
+    def _submitters(self, plan: Plan) -> tuple[Submitter, ...]:
+        """For layers of the model, a few at a time: as few as are worth a submission of their own."""
+        pair, depth = self.pair, self.device_cache.depth
+        layer_bytes = max(1, plan.blocks * pair.block_bytes // depth)
+        # A power of two: whatever sizes plans have, there are few ways to cut the layers.
+        layers = 1 << (-(-_PART_BYTES_MIN // layer_bytes) - 1).bit_length()
+        if layers >= depth or pair.why_ordered:
+            return (self._whole,)
+        if layers not in self._by_layers:
+            stretches = [range(first, min(first + layers, depth)) for first in range(0, depth, layers)]
+            self._by_layers[layers] = tuple(
+                Submitter(pair.part(stretch), stretch, self._transport, self._favor) for stretch in stretches
+            )
+        return self._by_layers[layers]
 
     def __repr__(self) -> str:
         how = f"transport={self._transport!r}, favor={self._favor!r}"

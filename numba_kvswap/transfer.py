@@ -8,7 +8,7 @@ import threading
 from numba_kvswap.cache_pair import CachePair, Direction
 from numba_kvswap.driver import KVSwapDriverError, SimulatedHang
 from numba_kvswap.events import EventPair
-from numba_kvswap.ids import checked_timeout_s
+from numba_kvswap.ids import check_integer, checked_timeout_s
 from numba_kvswap.interop import stream_handle
 from numba_kvswap.plan import Plan
 from numba_kvswap.transports import Marker
@@ -28,13 +28,29 @@ class Transfer:
 
     Attributes:
         bytes: what moves, over all layers. blocks, runs: of the plan. direction: "out" or "in".
-        transport: the name of the one that moves it. stream: the handle of the stream it is on.
+        transport: the name of the one that moves it, or of all that do. stream: the handle of the stream it is on.
     """
 
-    def __init__(self, plan: Plan, pair: CachePair, direction: Direction, stream: int, transport: str) -> None:
-        self.direction, self.transport, self._plan = direction, transport, plan
+    def __init__(
+        self,
+        plan: Plan,
+        pair: CachePair,
+        direction: Direction,
+        stream: int,
+        transport: str,
+        model_layers: range,
+        submitting: threading.Lock,
+        earlier: tuple[Transfer, ...],
+    ) -> None:
+        """model_layers: those of `pair`. submitting: held while it is put on its stream; what `marker` says counts once
+        it is released. earlier: transfers of the layers before them on the same stream, if this one is to stand for
+        them too: when what comes last has landed, all has."""
+        self.direction: Direction = direction
+        self._plan, self.submitting = plan, submitting
+        self._model_layers, self._earlier = model_layers, earlier
+        self.transport: str = ", ".join(dict.fromkeys([*(part.transport for part in earlier), transport]))
         self.blocks, self.runs = plan.blocks, plan.runs
-        self.bytes = plan.blocks * pair.block_bytes
+        self.bytes: int = plan.blocks * pair.block_bytes + sum(part.bytes for part in earlier)
         self._driver, self._device, self.stream = pair.driver, pair.device_cache.device, stream
         #: Work of one queue lands in order. A handle may name several: each thread's own, each device's legacy one.
         self.queue = (self._device, stream, threading.get_ident() if stream == PER_THREAD_STREAM else 0)
@@ -42,8 +58,6 @@ class Transfer:
         self._owners: tuple[object, ...] = pair.owners
         self._failure: Exception | None = None
         self._submitter = threading.get_ident()
-        #: Held while it is put on its stream. What `marker` says counts once it is released.
-        self.submitting = threading.Lock()
         self.marker: Marker = "nothing"
 
     def keep(self, needed: object) -> None:
@@ -95,6 +109,16 @@ class Transfer:
         with self._driver.activate(self._device):
             self.events.make_wait(handle)
 
+    def layer(self, index: int) -> Transfer:
+        """What is done when the bytes of layer `index` of the model are in: a part of this one that was submitted
+        `layerwise`, else all of it. ``transfer.layer(i).wait_on(stream)`` lets a model start before all has come.
+
+        Raises IndexError outside `DeviceCache.depth`.
+        """
+        if not 0 <= check_integer(index, "layer") < self._model_layers.stop:
+            raise IndexError(f"layer {index}; expected 0 <= layer < {self._model_layers.stop}")
+        return next((part for part in self._earlier if index in part._model_layers), self)
+
     @property
     def seconds(self) -> float:
         """Seconds from when the stream reached this transfer to its last byte.
@@ -104,13 +128,13 @@ class Transfer:
         if not self.done():
             raise RuntimeError("this transfer is not done, so it has no seconds yet; wait() first")
         with self._driver.activate(self._device):
-            return self.events.seconds()
+            return self.events.seconds(self._earlier[0].events if self._earlier else None)
 
     @property
     def undefined_targets(self) -> tuple[int, ...]:
         """Ids of the target blocks whose bytes are undefined now: all while it is under way, and after work before its
         end failed; () once it has landed. Never waits."""
-        return () if self.landed() and self._failure is None else tuple(self._plan.target_ids.tolist())
+        return () if self.landed() and self._failed is None else tuple(self._plan.target_ids.tolist())
 
     def landed(self) -> bool:
         """Whether the driver says that nothing of it runs any more. Never waits, never raises what failed."""
@@ -152,9 +176,9 @@ class Transfer:
     def _synchronize(self, timeout_s: float | None) -> None:
         if not self._owners:
             return
-        self._wait_for_submission()
         try:
-            with self._driver.activate(self._device):
+            with self._driver.activate(self._device):  # first: in a forked child it raises, and the lock may be held
+                self._wait_for_submission()
                 if self.marker == "event":
                     if not self.events.synchronize(soon=self.bytes <= SOON_BYTES, timeout_s=timeout_s):
                         raise TimeoutError(
@@ -207,14 +231,19 @@ class Transfer:
     def uses(self, memory: object) -> bool:
         return any(owner is memory for owner in self._owners)
 
+    @property
+    def _failed(self) -> Exception | None:
+        """What failed in it. Of an earlier part only that one may have been told."""
+        return next((part._failure for part in (*self._earlier, self) if part._failure is not None), None)
+
     def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if (failure := self._failed) is not None:
+            raise failure
 
     def __repr__(self) -> str:
         landed = self.landed()
-        if self._failure is not None:
-            state = f"failed: {self._failure}"
+        if (failure := self._failed) is not None:
+            state = f"failed: {failure}"
         elif landed:
             state = "done"
             with contextlib.suppress(KVSwapDriverError):

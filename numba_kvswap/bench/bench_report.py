@@ -11,6 +11,10 @@ from numba_kvswap.bench.beside_report import BesideReport
 from numba_kvswap.bench.json_fields import from_plain
 from numba_kvswap.bench.matrix_report import MatrixReport
 from numba_kvswap.bench.pool_time import PoolReport
+from numba_kvswap.strict_json import load_json
+
+#: Of the file: a hundred times what the longest run writes.
+REPORT_BYTES_MAX = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,6 @@ class BenchReport:
     def from_json(cls, text: str) -> BenchReport:
         """ValueError, which names the place, where `text` is not what `to_json` writes."""
         try:
-            return from_plain(cls, json.loads(text))
-        except (RecursionError, OverflowError) as error:  # nested too deeply, or a number beyond any float
+            return from_plain(cls, load_json(text))
+        except OverflowError as error:  # an integer beyond any float
             raise ValueError(f"the report cannot be read: {error}") from error

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from time import perf_counter
@@ -15,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from numba_kvswap.driver.errors import KVSwapDriverError
+from numba_kvswap.driver.forked import FORKED_ADVICE
 from numba_kvswap.driver.statuses import INVALID_CONTEXT, INVALID_VALUE, NOT_READY
 from numba_kvswap.driver.table import Driver, EntryPoints, PointerInfo
 
@@ -24,13 +26,16 @@ __all__ = ["CudaDriver", "cuda_available", "cuda_driver", "why_no_cuda"]
 ENTRY_POINT_VERSION = 12000
 # cuMemcpyBatchAsync came with 12.8, and in 13.0 lost a parameter: by this version it has one shape everywhere.
 BATCH_VERSION = 12080
-# In the order that _pointer_info takes them: MEMORY_TYPE, IS_MANAGED, RANGE_START_ADDR, RANGE_SIZE, DEVICE_ORDINAL,
-# DEVICE_POINTER, which is null where a kernel cannot reach the memory.
-_POINTER_ATTRIBUTES = (ctypes.c_int * 6)(2, 8, 11, 12, 9, 3)
+# In the order that pointer_info takes them: MEMORY_TYPE, IS_MANAGED, RANGE_START_ADDR, RANGE_SIZE, DEVICE_ORDINAL,
+# DEVICE_POINTER, which is null where a kernel cannot reach the memory, CONTEXT, MAPPED.
+_POINTER_ATTRIBUTES = (ctypes.c_int * 8)(2, 8, 11, 12, 9, 3, 1, 13)
+# MAPPING_BASE_ADDR, MAPPING_SIZE: asked apart, of virtual memory alone, whose range is all that was reserved.
+_MAPPING_ATTRIBUTES = (ctypes.c_int * 2)(19, 18)
 _GET_POINTER_ATTRIBUTES = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64
 )
 _MEMORY_KINDS: Mapping[int, Literal["host", "device", "managed"]] = {1: "host", 2: "device"}
+_UNKNOWN = PointerInfo("unknown", 0, 0, -1)
 
 # Calls that never wait are made without giving up the GIL, which the bindings do: beside a busy thread each would cost
 # a switch interval, 5 ms, to get it back.
@@ -79,6 +84,20 @@ def why_no_cuda() -> str:
     return ""
 
 
+_in_forked_child = False
+
+
+def _forget_in_child() -> None:
+    """CUDA that was started before the fork does not start again: whoever asks anew is told."""
+    global _in_forked_child  # noqa: PLW0603
+    _in_forked_child = _in_forked_child or cuda_driver.cache_info().currsize > 0
+    cuda_driver.cache_clear()
+    why_no_cuda.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
 class CudaDriver(Driver):
     """The CUDA driver; get it with `cuda_driver`. Contexts are the devices' primary contexts, as in torch,
     CuPy and Numba, so their streams, events and memory may be used here. Any thread may use it."""
@@ -87,6 +106,8 @@ class CudaDriver(Driver):
     idle_events_max = 128
 
     def __init__(self, bindings: ModuleType) -> None:
+        if _in_forked_child:
+            raise KVSwapDriverError("cuInit", "CUDA_ERROR_NOT_INITIALIZED", advice=FORKED_ADVICE)
         super().__init__()
         self._cuda = bindings
         self._contexts: dict[int, int] = {}
@@ -184,14 +205,36 @@ class CudaDriver(Driver):
     def pointer_info(self, address: int) -> PointerInfo:
         # Not through the bindings: by the sources of 13.3.1 they give 0 for every DEVICE_ORDINAL, since they let the
         # driver write one field and read another (github.com/NVIDIA/cuda-python/issues/2928).
-        values = (ctypes.c_uint64 * len(_POINTER_ATTRIBUTES))()
-        places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(values) + 8 * i for i in range(len(values))))
-        status = self._get_pointer_attributes(len(values), _POINTER_ATTRIBUTES, places, address)
+        status, values = self._pointer_attributes(_POINTER_ATTRIBUTES, address)
         # A pageable address is no mistake here, and the driver keeps no error of it.
         if status == INVALID_VALUE:
-            return PointerInfo("unknown", 0, 0, -1)
+            return _UNKNOWN
         self._check("cuPointerGetAttributes", status)
-        return _pointer_info(*values)
+        memory_type, managed, start, size_bytes, device, device_address, context, mapped = values
+        kind = "managed" if managed else _MEMORY_KINDS.get(memory_type)
+        if kind is None:
+            return _UNKNOWN
+        if kind != "device":
+            return PointerInfo(kind, start, size_bytes, device, device_address)
+        if context:
+            # Of a device whose primary context nobody asked us for it may be any: that device is not ours to ask about.
+            foreign = context != self._contexts.get(device, context)
+            return PointerInfo(kind, start, size_bytes, device, device_address, "another" if foreign else "primary")
+        mapping_start, mapping_end = self._mapping_at(address) or (0, 1 << 64 if mapped else 0)
+        end = min(start + size_bytes, mapping_end)
+        start = max(start, mapping_start)
+        return PointerInfo(kind, start, end - start, device, device_address, "none") if start < end else _UNKNOWN
+
+    def _pointer_attributes(self, attributes: ctypes.Array[ctypes.c_int], address: int) -> tuple[int, Sequence[int]]:
+        values = (ctypes.c_uint64 * len(attributes))()
+        start = ctypes.addressof(values)
+        places = (ctypes.c_void_p * len(values))(*range(start, start + ctypes.sizeof(values), 8))
+        return self._get_pointer_attributes(len(values), attributes, places, address), values[:]
+
+    def _mapping_at(self, address: int) -> tuple[int, int] | None:
+        """Start and end of the mapping that holds an address of virtual memory, None where the driver names none."""
+        status, (start, size_bytes) = self._pointer_attributes(_MAPPING_ATTRIBUTES, address)
+        return (start, start + size_bytes) if not status and start <= address < start + size_bytes else None
 
     def copy_now(self, target: int, source: int, size_bytes: int) -> None:
         if size_bytes:
@@ -351,15 +394,6 @@ class _Switched(AbstractContextManager[None]):
 
     def __exit__(self, *_error: object) -> None:
         self._driver._set_current(self._before)
-
-
-def _pointer_info(
-    memory_type: int, managed: int, start: int, size_bytes: int, device: int, device_address: int
-) -> PointerInfo:
-    kind = "managed" if managed else _MEMORY_KINDS.get(memory_type)
-    if kind is None:
-        return PointerInfo("unknown", 0, 0, -1)
-    return PointerInfo(kind, start, size_bytes, device, device_address)
 
 
 def _import_bindings() -> ModuleType:

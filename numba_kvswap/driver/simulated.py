@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import random
 import signal
 import threading
@@ -50,7 +51,7 @@ from typing import TypeVar
 
 from numba_kvswap.driver import statuses
 from numba_kvswap.driver.errors import KVSwapDriverError
-from numba_kvswap.driver.simulated_memory import Allocation, MemoryKind, MemoryMap
+from numba_kvswap.driver.simulated_memory import Allocation, Context, MemoryKind, MemoryMap
 from numba_kvswap.driver.simulated_schedule import Choices, Schedule, SimulatedHang
 from numba_kvswap.driver.simulated_work import (
     Batch,
@@ -140,7 +141,7 @@ class SimulatedLatch:
 
     def open(self) -> None:
         """Let the stream go on. A second call does nothing. May be called from any thread."""
-        self._driver._open(self._operation)
+        self._driver.open_hold(self._operation)
 
 
 class _ThreadStreams(dict[int, Stream]):
@@ -180,6 +181,13 @@ class _CollectionsPutOff(AbstractContextManager[None]):
     def __init__(self) -> None:
         # May be taken again: a collection may start before it is put off, and a finalizer swap.
         self._lock, self._within, self._was_enabled = threading.RLock(), 0, False
+        os.register_at_fork(after_in_child=self._end_in_child)
+
+    def _end_in_child(self) -> None:
+        """The threads that were within are not there, and one may have held the lock."""
+        if self._within and self._was_enabled:
+            gc.enable()
+        self._lock, self._within = threading.RLock(), 0
 
     def __enter__(self) -> None:
         with self._lock:
@@ -383,7 +391,19 @@ class SimulatedDriver(Driver):
             found = self._memory.find(address)
         if found is None:
             return PointerInfo("unknown", 0, 0, -1)
-        return PointerInfo(found.kind, found.start, found.bytes, found.device, address if found.mapped else 0)
+        device_address = address if found.mapped else 0
+        return PointerInfo(found.kind, *found.range_at(address), found.device, device_address, found.context)
+
+    def stage_memory(
+        self, kind: MemoryKind, size_bytes: int, *, context: Context = "primary", mapping_bytes: int = 0
+    ) -> int:
+        """Memory as others make it and no verb here does, to see what is said of it: managed memory; device memory of
+        a context of their own, or, of no context, virtual memory in mappings of `mapping_bytes`. Freed as its kind is,
+        by `device_free` where it is managed."""
+        start = self._allocate("cuMemAlloc", kind, size_bytes)
+        allocation = self.allocation_at(start)
+        allocation.context, allocation.mapping_bytes = context, mapping_bytes
+        return start
 
     def allocation_at(self, address: int) -> Allocation:
         """The live allocation that holds `address`, with its bytes; ValueError where there is none."""
@@ -501,6 +521,13 @@ class SimulatedDriver(Driver):
             hold = Hold(self._stream(stream))
             self._put(hold)
             return SimulatedLatch(self, hold)
+
+    def open_hold(self, hold: Hold) -> None:
+        """What SimulatedLatch.open does."""
+        with self._lock:
+            hold.held = False
+            self._changed.notify_all()
+            self._schedule.advance()
 
     # ---- events ----
 
@@ -916,12 +943,6 @@ class SimulatedDriver(Driver):
         if not stream.queue:
             self._blocking[stream.device].pop(stream, None)
 
-    def _open(self, hold: Hold) -> None:
-        with self._lock:
-            hold.held = False
-            self._changed.notify_all()
-            self._schedule.advance()
-
     def _wait_for_a_change(self) -> bool:
         return self._changed.wait(self.hang_seconds) if self.hang_seconds else False
 
@@ -962,7 +983,8 @@ class SimulatedDriver(Driver):
     def _free(self, call: str, kind: MemoryKind, address: int) -> None:
         with self._verb(call):
             found = self._memory.find(address)
-            if found is None or found.start != address or found.kind != kind or found.registered:
+            kinds = ("device", "managed") if kind == "device" else ("host",)
+            if found is None or found.start != address or found.kind not in kinds or found.registered:
                 raise _Refused(
                     statuses.INVALID_VALUE,
                     f"{address:#x} is not the start of live {kind} memory; was it freed already?",

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_kvswap.driver.simulated import SimulatedDriver, SimulatedLatch
+from numba_kvswap.driver.simulated_memory import Context, MemoryKind
 
 ArrayOfAny = npt.NDArray[Any]
 
@@ -66,6 +67,22 @@ class SimulatedDevice:
             # An empty array has an address too; the driver, as CUDA, allocates no nothing.
             memory = _DeviceMemory(self, self.driver.device_alloc(max(layout.span_bytes, 1)))
         return SimulatedArray(memory, memory.start, layout)
+
+    def staged_array(
+        self,
+        shape: int | Sequence[int],
+        dtype: npt.DTypeLike,
+        *,
+        kind: MemoryKind = "device",
+        context: Context = "primary",
+        mapping_bytes: int = 0,
+    ) -> SimulatedArray:
+        """An array in memory that others made, on device 0: see SimulatedDriver.stage_memory."""
+        layout = _Layout(shape, dtype, None)
+        with self.driver.activate(0):
+            size = max(layout.span_bytes, 1)
+            start = self.driver.stage_memory(kind, size, context=context, mapping_bytes=mapping_bytes)
+        return SimulatedArray(_DeviceMemory(self, start), start, layout)
 
     def pinned_array(self, shape: int | Sequence[int], dtype: npt.DTypeLike, *, mapped: bool = True) -> ArrayOfAny:
         """A C-ordered NumPy array in pinned host memory, which is freed with the last view of it.

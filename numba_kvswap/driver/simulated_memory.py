@@ -16,16 +16,31 @@ FREED_BYTE = 0xDD  # what freed memory holds, so that a late read through a stal
 # and the operating system hands out untouched pages for nothing.
 FILL_BYTES_MAX = 64 << 20
 
-MemoryKind = Literal["device", "host"]
+MemoryKind = Literal["device", "host", "managed"]
+Context = Literal["primary", "another", "none"]
 
 
 class Allocation:
     """One live or freed allocation. `memory` is a uint8 view of exactly its bytes; kernels reach it where `mapped`.
 
     registered: the bytes are somebody else's, who keeps them mapped while it lives; they are never poisoned.
+    context: whose device memory it is, as PointerInfo says. mapping_bytes: of virtual memory, how long each of the
+    mappings is that it consists of, 0 of any other memory.
     """
 
-    __slots__ = ("alive", "bytes", "device", "end", "kind", "mapped", "memory", "registered", "start")
+    __slots__ = (
+        "alive",
+        "bytes",
+        "context",
+        "device",
+        "end",
+        "kind",
+        "mapped",
+        "mapping_bytes",
+        "memory",
+        "registered",
+        "start",
+    )
 
     def __init__(self, kind: MemoryKind, device: int, size_bytes: int, *, registered_at: int = 0) -> None:
         """New memory, or that at `registered_at`. Raises MemoryError where the machine has no such memory."""
@@ -39,7 +54,16 @@ class Allocation:
         self.start: int = self.memory.ctypes.data
         self.end = self.start + size_bytes
         self.alive = self.mapped = True
+        self.context: Context = "primary"
+        self.mapping_bytes = 0
         self._fill(NEW_BYTE)
+
+    def range_at(self, address: int) -> tuple[int, int]:
+        """Start and bytes of what the driver takes for one range there: all of it, or of virtual memory a mapping."""
+        if not self.mapping_bytes:
+            return self.start, self.bytes
+        start = address - (address - self.start) % self.mapping_bytes
+        return start, min(self.mapping_bytes, self.end - start)
 
     def retire(self) -> None:
         """Mark it freed. Work that still names it will find `alive` false and leave the bytes alone."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from numba_kvswap.driver.discards import Discards
 from numba_kvswap.driver.errors import KVSwapDriverError
+from numba_kvswap.driver.forked import fresh_locks_in_children, useless_in_children
 from numba_kvswap.driver.in_flight import InFlight
 from numba_kvswap.driver.statuses import HOST_MEMORY_NOT_REGISTERED, NAMES
 
@@ -71,15 +72,20 @@ class EntryPoints:
         return np.array([getattr(self, each.name) for each in fields(self)], np.uint64)
 
 
+fresh_locks_in_children(EntryPoints)
+
+
 @dataclass(frozen=True)
 class PointerInfo:
     """What the driver knows of an address.
 
     kind:   "device"; "host" (pinned: allocated or registered by the driver); "managed"; "unknown"
             (pageable, freed, or never allocated).
-    start, bytes: the allocation that holds the address; 0 and 0 where kind is "unknown".
+    start, bytes: the allocation that holds the address; of virtual memory the mapping; 0 and 0 where kind is "unknown".
     device: ordinal of the device, -1 where kind is "unknown".
     device_address: by which kernels reach it, 0 where they cannot.
+    context: of device memory, whose it is: of the device's primary context; of another one; or of none, as virtual
+            memory (cuMemMap), where an array may span mappings side by side, and stream-ordered memory are.
     """
 
     kind: Literal["device", "host", "managed", "unknown"]
@@ -87,6 +93,7 @@ class PointerInfo:
     bytes: int
     device: int
     device_address: int = 0
+    context: Literal["primary", "another", "none"] = "primary"
 
     @property
     def end(self) -> int:
@@ -98,7 +105,8 @@ class Driver(ABC):
 
     Stream 0 is the legacy default stream. Every verb raises KVSwapDriverError when its call fails; nothing
     of a failed call is left for a later one to report. Verbs that need a current context use the calling
-    thread's: wrap them in ``with driver.activate(device):``.
+    thread's: wrap them in ``with driver.activate(device):``. In a forked child every verb of a driver made
+    before the fork raises: see forked.py.
     """
 
     name: Literal["cuda", "simulated"]
@@ -124,6 +132,7 @@ class Driver(ABC):
         #: By device: what device_tools.py has made for it.
         self.tools: dict[int, object] = {}
         self._discards = Discards()
+        useless_in_children(self)
 
     @abstractmethod
     def describe(self) -> Mapping[str, object]:

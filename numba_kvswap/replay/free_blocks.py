@@ -33,14 +33,23 @@ class FreeStack:
     """
 
     def __init__(self, blocks: int, blocks_per_id: int, kept_free: int = 0) -> None:
-        self._free = list(range(blocks - 1, -1, -1))
+        # No list of them all: their number comes from outside.
+        self._free: list[int] = []
+        self._fresh, self._blocks = 0, blocks
         self._blocks_per_id, self._kept_free = blocks_per_id, kept_free
 
     def has_room(self) -> bool:
-        return len(self._free) >= self._blocks_per_id + self._kept_free
+        free = len(self._free) + self._blocks - self._fresh
+        return free >= self._blocks_per_id + self._kept_free
 
     def take(self, beside: Sequence[int]) -> list[int]:
-        return [self._free.pop() for _ in range(self._blocks_per_id)]
+        return [self._take() for _ in range(self._blocks_per_id)]
+
+    def _take(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._fresh += 1
+        return self._fresh - 1
 
     def give_back(self, blocks: list[int]) -> None:
         """The block of the last position comes to lie on top."""

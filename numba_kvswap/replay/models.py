@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+LAYERS_MAX = 1 << 16
+"""So many layers no model has, and so many records take some tens of MB."""
+
 _ITEM_BYTES = {"bfloat16": 2, "float16": 2, "uint8": 1}
 
 
@@ -47,13 +50,15 @@ class ModelGeometry:
     def block_shapes(self, block_tokens: int, tp: int = 1, layers: int | None = None) -> list[BlockShape]:
         """Block shapes on one of `tp` ranks, list by list (all layers of K, then of V), for blocks of `block_tokens`.
 
-        `layers` stands in for the model's own count. Raises ValueError where a number is under 1, or where `tp`
-        does not divide the KV heads of a list that it splits.
+        `layers` stands in for the model's own count. Raises ValueError where a number is under 1, where `layers` is
+        above `LAYERS_MAX`, or where `tp` does not divide the KV heads of a list that it splits.
         """
         count = self.layers if layers is None else layers
         for name, value in (("block_tokens", block_tokens), ("tp", tp), ("layers", count)):
             if value < 1:
                 raise ValueError(f"{name}: came {value}, expected 1 or more")
+        if count > LAYERS_MAX:
+            raise ValueError(f"layers: came {count}, expected at most {LAYERS_MAX}")
         return [self._block_shape(cache, layer, block_tokens, tp) for cache in self.caches for layer in range(count)]
 
     def _block_shape(self, cache: CacheList, layer: int, block_tokens: int, tp: int) -> BlockShape:

@@ -5,13 +5,15 @@ The form is that of the Mooncake traces (kvcache-ai/Mooncake, FAST25-release/tra
 block. Equal ids mean equal content, so its KV can be reused.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, BinaryIO
+
+from numba_kvswap.files import open_plain
+from numba_kvswap.strict_json import load_json
 
 ID_TOKENS = 512
 """Tokens that one hash id stands for, in the Mooncake form."""
@@ -42,11 +44,11 @@ def read_trace(path: str | os.PathLike[str]) -> Iterator[Request]:
     Blank lines are skipped, and so are fields that the form does not name. The file is opened at the first
     request asked for, and closed after the last or when the iterator is closed.
 
-    Raises OSError where the file cannot be read, and ValueError naming file, line number, what came and what was
-    expected where a line is not UTF-8, not a JSON object, longer than `LINE_BYTES_MAX`, or has a field that is
-    missing or is not a whole number in range.
+    Raises OSError where the file cannot be read or is no plain file, and ValueError naming file, line number, what came
+    and what was expected where a line is not UTF-8, not a JSON object, longer than `LINE_BYTES_MAX`, has a field twice,
+    or one that is missing or is not a whole number in range.
     """
-    with open(path, "rb") as file:
+    with open_plain(path) as file:
         for number, line in _numbered_lines(file, path):
             if line.strip():
                 yield _parse_request(line, f"{Path(path)}, line {number}")
@@ -67,14 +69,13 @@ def _numbered_lines(file: BinaryIO, path: str | os.PathLike[str]) -> Iterator[tu
 
 def _parse_request(line: bytes, where: str) -> Request:
     try:
-        fields = json.loads(line.decode("utf-8"))
+        fields = load_json(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{where}: came byte 0x{line[error.start]:02x} at column {error.start + 1}, expected UTF-8 text; "
             "convert the file to UTF-8"
         ) from error
-    except (ValueError, RecursionError) as error:
-        # RecursionError: brackets nested thousands deep. A plain ValueError: an integer of thousands of digits.
+    except ValueError as error:
         raise ValueError(
             f"{where}: came {_shown(line)}, which is not JSON ({error}); expected one JSON object a line"
         ) from error

@@ -85,7 +85,8 @@ def outcome(job: Job, status: int, failed: Integers, streams: Iterable[int] = ()
         return Submission("nothing", KVSwapDriverError(call, name, advice=advice))
     layer, run = None, None
     if failed[FAILED_LAYER] >= 0:
-        layer, run = int(failed[FAILED_LAYER]), job.pair.plans_run(job.plan, job.direction, int(failed[FAILED_RUN]))
+        layer = job.pair.layers[int(failed[FAILED_LAYER])]
+        run = job.pair.plans_run(job.plan, job.direction, int(failed[FAILED_RUN]))
     advice = "The targets of this swap hold undefined bytes; nothing else was touched"
     error = KVSwapDriverError(call, name, layer=layer, run=run, advice=advice, undefined_targets=undefined)
     return Submission(marker, error)

@@ -47,9 +47,44 @@ def test_pointer_attributes_are_those_of_the_bindings():
     from numba_kvswap.driver import cuda
 
     attribute = pytest.importorskip("cuda.bindings.driver").CUpointer_attribute
-    names = ("MEMORY_TYPE", "IS_MANAGED", "RANGE_START_ADDR", "RANGE_SIZE", "DEVICE_ORDINAL", "DEVICE_POINTER")
-    expected = [int(getattr(attribute, f"CU_POINTER_ATTRIBUTE_{name}")) for name in names]
-    assert list(cuda._POINTER_ATTRIBUTES) == expected
+    ranges = ("MEMORY_TYPE", "IS_MANAGED", "RANGE_START_ADDR", "RANGE_SIZE", "DEVICE_ORDINAL", "DEVICE_POINTER")
+    for found, names in (
+        (cuda._POINTER_ATTRIBUTES, (*ranges, "CONTEXT", "MAPPED")),
+        (cuda._MAPPING_ATTRIBUTES, ("MAPPING_BASE_ADDR", "MAPPING_SIZE")),
+    ):
+        assert list(found) == [int(getattr(attribute, f"CU_POINTER_ATTRIBUTE_{name}")) for name in names]
+
+
+MANAGED, RANGE, MAPPING = {8: 1}, {11: 0x1000, 12: 0x4000}, {19: 0x2000, 18: 0x1000}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ({1: 7, 2: 2, 13: 1}, ("device", 0x1000, 0x4000, "primary")),
+        ({1: 8, 2: 2, 13: 1}, ("device", 0x1000, 0x4000, "another")),
+        ({1: 8, 2: 2, 9: 1, 13: 1}, ("device", 0x1000, 0x4000, "primary")),  # of a device nobody has used here
+        ({2: 2, 13: 1}, ("device", 0x1000, 0x4000, "none")),  # stream-ordered: it names no mapping
+        ({2: 2, 13: 1} | MAPPING, ("device", 0x2000, 0x1000, "none")),
+        ({2: 2, 13: 1, 19: 0, 18: 1 << 40}, ("device", 0x1000, 0x4000, "none")),
+        ({2: 2, 13: 0}, ("unknown", 0, 0, "primary")),  # reserved and not mapped
+        ({1: 7, 2: 1, 13: 1} | MAPPING, ("host", 0x1000, 0x4000, "primary")),
+        ({1: 7, 2: 2, 13: 1} | MANAGED, ("managed", 0x1000, 0x4000, "primary")),
+        ({}, ("unknown", 0, 0, "primary")),
+    ],
+)
+def test_what_the_driver_says_of_an_address_in_our_words(attributes, expected):
+    """A driver in which device 0 has the primary context 7, and which says this of address 0x2800."""
+
+    def answer(count, names, places, address):
+        for name, place in zip(names[:count], places[:count], strict=True):
+            ctypes.c_uint64.from_address(place).value = (RANGE | attributes).get(name, 0)
+        return 0
+
+    driver = CudaDriver.__new__(CudaDriver)
+    driver._contexts, driver._get_pointer_attributes = {0: 7}, answer
+    info = driver.pointer_info(0x2800)
+    assert (info.kind, info.start, info.bytes, info.context) == expected
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def test_a_swap_goes_by_what_is_chosen_for_it(monkeypatch, transport, direction)
     monkeypatch.setattr("numba_kvswap.choice.costs_of", lambda driver, device: costs)
     swapper = Rig().swapper(favor="compute" if transport == "split" else "swap")
     if transport == "split":
-        swapper._chooser.exclude("batch", "planted")
+        swapper._whole.chooser.exclude("batch", "planted")
     transfer = (swapper.swap_out if direction == "out" else swapper.swap_in)([1, 3], [2, 0])
     transfer.wait()
     assert transfer.transport == transport

@@ -240,7 +240,8 @@ def test_pools_of_ours_share_no_bytes(layout):
 def ring_is_chosen(rig):
     """An "auto" that takes the ring wherever it may."""
     swapper = rig.swapper("auto")
-    swapper._chooser.choose = lambda plan, direction, **_: "ring" if "ring" in swapper._chooser._usable else "copies"
+    chooser = swapper._whole.chooser
+    chooser.choose = lambda plan, direction, **_: "ring" if "ring" in chooser._usable else "copies"
     return swapper
 
 

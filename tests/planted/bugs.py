@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bug import CHECK, Bug
+from bugs_doors import BUGS_DOORS
 from bugs_faults import BUGS_FAULTS
 from bugs_fences import BUGS_FENCES
 from bugs_judge import BUGS_JUDGE
@@ -35,6 +36,7 @@ HOST_CACHE = "engine/test_host_cache.py"
 HOST_MEMORY = "engine/test_host_memory.py"
 HOST_TIME = "bench/test_host_time.py"
 INTEROP = "engine/test_interop.py"
+LAYERWISE = "engine/test_layerwise.py"
 MATRIX = "bench/test_matrix.py"
 OP = "engine/test_op.py"
 OVERLAPS = "engine/test_overlaps.py"
@@ -73,7 +75,7 @@ BUGS = [
     Bug(
         "targets of work that failed on the device pass for defined",
         "transfer.py",
-        "return () if self.landed() and self._failure is None else",
+        "return () if self.landed() and self._failed is None else",
         "return () if self.landed() else",
         CLASS_8,
     ),
@@ -349,9 +351,9 @@ BUGS = [
     ),
     Bug(
         "what could not be joined is taken for landed",
-        "swapper.py",
-        'if transfer.marker == "stream" and not job.unjoined:',
-        'if transfer.marker == "stream":',
+        "submitter.py",
+        'if part.marker == "stream" and not job.unjoined:',
+        'if part.marker == "stream":',
         FENCES,
     ),
     Bug("a failed part names its own run", "cache_pair.py", 'index, "right"))', 'index, "right")) + index', FAULTS),
@@ -476,7 +478,13 @@ BUGS = [
         "if other is not None:",
         OVERLAPS,
     ),
-    Bug("the last marked block is missed", _OVERLAPS, "if one[i] <= largest:", "if one[i] < largest:", OVERLAPS),
+    Bug(
+        "the last marked block is missed",
+        _OVERLAPS,
+        "if least <= one[i] <= most:",
+        "if least <= one[i] < most:",
+        OVERLAPS,
+    ),
     Bug(
         "what has landed is remembered",
         _OVERLAPS,
@@ -508,9 +516,9 @@ BUGS = [
     Bug("what cannot be used is chosen", _CHOICE, "([not self._why_not[name] for", "([True for", CHOICE),
     Bug(
         "auto gives up with its ring",
-        "swapper.py",
-        "not self._chooser.exclude(name, str(error))",
-        "not self._chooser.exclude(name, str(error)) or True",
+        "submitter.py",
+        "not self.chooser.exclude(name, str(error))",
+        "not self.chooser.exclude(name, str(error)) or True",
         TRANSPORTS,
     ),
     Bug("costs of the other way", _COSTS, "costs.tables[direction]", 'costs.tables["out"]', COSTS),
@@ -751,7 +759,11 @@ BUGS = [
         ENDS,
     ),
     Bug(
-        "putting off collections waits for itself", _SIMULATED, "= threading.RLock(), 0", "= threading.Lock(), 0", RACES
+        "putting off collections waits for itself",
+        _SIMULATED,
+        "threading.RLock(), 0, False",
+        "threading.Lock(), 0, False",
+        RACES,
     ),
     Bug("one handler that raises hides the rest", _SIMULATED, "reversed(numbers)", "numbers[:1]", RACES),
     Bug("half made events are kept", "events.py", "if self.words.size and", "if self._end and", ENDS),
@@ -784,7 +796,13 @@ BUGS = [
         RACES,
     ),
     Bug("copies go to the default stream", _COPIES, "np.uint64(job.stream),", "np.uint64(0),", STREAM_ORDER),
-    Bug("driver status ignored", "swapper.py", "if submission.error is not None:", "if False:", CLASS_8),
+    Bug(
+        "driver status ignored",
+        "submitter.py",
+        "    if error is not None:\n        try:",
+        "    if False:\n        try:",
+        CLASS_8,
+    ),
     Bug(
         "copying goes on after a failure",
         _SUBMIT,
@@ -794,9 +812,7 @@ BUGS = [
     ),
     Bug("the failing layer is its group's", _SUBMIT, "failed[FAILED_LAYER] += first_layer", "pass", CLASS_8),
     Bug("the failing run is not named", _SUBMIT, "failed[FAILED_RUN] = run", "failed[FAILED_RUN] = 0", CLASS_8),
-    Bug(
-        "keep-alive dropped", "swapper.py", "pair.driver.in_flight.add(transfer, transfer.queue)", "pass", STREAM_ORDER
-    ),
+    Bug("keep-alive dropped", "submitter.py", "pair.driver.in_flight.add(part, part.queue)", "pass", STREAM_ORDER),
     Bug(
         "a done transfer is kept",
         "transfer.py",
@@ -804,12 +820,12 @@ BUGS = [
         "        pass",
         HOST_CACHE,
     ),
-    Bug("an interrupted submission is not marked", "swapper.py", "transfer.mark_again()", "pass", ENDS),
+    Bug("an interrupted submission is not marked", "submitter.py", "part.mark_again()", "pass", ENDS),
     Bug(
         "a pool freed twice",
         "memory.py",
-        "                    self.address = 0  # here",
-        "                    pass  # here",
+        "                self.address = 0  # here",
+        "                pass  # here",
         ENDS,
     ),
     Bug(
@@ -886,16 +902,66 @@ BUGS = [
     Bug("a failed transfer forgets", "transfer.py", "self._failure = self._failure or error", "pass", CLASS_8),
     Bug(
         "a transfer is known only after its submission",
-        "swapper.py",
-        "                    pair.driver.in_flight.add(transfer, transfer.queue)\n",
+        "submitter.py",
+        "            for part in parts:\n                pair.driver.in_flight.add(part, part.queue)\n",
         "",
         HOST_CACHE,
+    ),
+    Bug(
+        "only the last part is known before all are submitted",
+        "submitter.py",
+        "for part in parts:\n                pair.driver",
+        "for part in parts[-1:]:\n                pair.driver",
+        LAYERWISE,
+    ),
+    Bug(
+        "later swaps are ordered after the first part alone",
+        "submitter.py",
+        "overlaps.add(part, plan)",
+        "_ = overlaps.add(part, plan) if part is parts[0] else None",
+        LAYERWISE,
+    ),
+    Bug(
+        "a part names its own layer",
+        "transports/__init__.py",
+        "layer = job.pair.layers[int(failed[FAILED_LAYER])]",
+        "layer = int(failed[FAILED_LAYER])",
+        LAYERWISE,
+    ),
+    Bug(
+        "a part has layers of one list alone",
+        "cache_pair.py",
+        "for first in range(0, entries, depth) for",
+        "for first in range(0, depth, depth) for",
+        LAYERWISE,
+    ),
+    Bug(
+        "what failed in an early part is not told by the whole",
+        "transfer.py",
+        "for part in (*self._earlier, self) if",
+        "for part in (self,) if",
+        LAYERWISE,
+    ),
+    Bug(
+        "any part stands for each layer",
+        "transfer.py",
+        "if index in part._model_layers), self)",
+        "if index >= part._model_layers.start), self)",
+        LAYERWISE,
+    ),
+    Bug("layers that share bytes are cut", "swapper.py", "or pair.why_ordered:", "or False:", LAYERWISE),
+    Bug(
+        "a part is not closed with its pool",
+        "caches.py",
+        "return (self._whole or self)._closed",
+        "return self._closed",
+        LAYERWISE,
     ),
     Bug("the op leaves copies running", _OPS, "device_cache.driver.stream_synchronize(stream)", "pass", CLASS_8),
     Bug(
         "close does not wait",
         "caches.py",
-        "self._memory.driver.in_flight.wait_for(self._memory)",
+        "self._memory.driver.in_flight.wait_for(self._memory, timeout_s)",
         "None",
         HOST_CACHE,
     ),
@@ -1018,8 +1084,8 @@ BUGS = [
     Bug(
         "host headroom given out by a stack",
         _SLOTS,
-        "len(self._free) >= self._blocks_per_id + self._kept_free",
-        "len(self._free) >= self._blocks_per_id",
+        "return free >= self._blocks_per_id + self._kept_free",
+        "return free >= self._blocks_per_id",
         TIERS,
     ),
     Bug(
@@ -1036,6 +1102,7 @@ BUGS = [
         'transport="copies", favor=favor)\n        _Replay',
         REPLAY_RUN,
     ),
+    *BUGS_DOORS,
     *BUGS_FAULTS,
     *BUGS_FENCES,
     *BUGS_JUDGE,
