@@ -151,3 +151,13 @@ def test_each_threads_own_stream_is_another():
     thread.join(LONG_S)
     assert rig.driver.calls["cuStreamWaitEvent"] == 1
     rig.driver.synchronize()
+
+
+def test_one_whose_end_cannot_be_marked_is_over_when_its_error_comes():
+    rig = Rig("copies", schedule=LAZY)
+    swapper, before = rig.swapper(), rig.images()
+    rig.driver.fail("cuEventRecord", at=1, times=None)
+    with pytest.raises(KVSwapDriverError, match="cuEventRecord"):
+        swapper.swap_out([0, 3], [1, 5], rig.simulated.stream())
+    assert rig.driver.in_flight._pending() == []
+    assert_same(rig.images(), rig.expected("out", [0, 3], [1, 5], before))

@@ -59,7 +59,7 @@ BUGS_FENCES = [
         MATRIX,
     ),
     Bug("a swap is not known to later ones", _SUBMITTER, "overlaps.add(part, plan)", "pass", OVERLAPS),
-    Bug("what is over is ordered after", _OVERLAPS, "            _let_go(earlier)\n", "", OVERLAPS),
+    Bug("what is over is ordered after", _OVERLAPS, "            _let_go(earlier)\n", "", FENCES),
     Bug("queues without swaps are kept", _OVERLAPS, "del self._by_queue[queue]", "pass", FENCES),
     Bug("a stream waits for itself", _OVERLAPS, "elif queue != transfer.queue:", "else:", FENCES),
     Bug(
@@ -104,7 +104,7 @@ BUGS_FENCES = [
         _TRANSFER,
         "        except KVSwapDriverError:\n            self.settle()\n",
         "        except KVSwapDriverError:\n            pass\n",
-        MATRIX,
+        FENCES,
     ),
     Bug(
         "each thread's own stream is one",

@@ -39,19 +39,50 @@ def rounds(count, fault_rate, first=0):
     return report
 
 
-def test_without_faults_nothing_is_asked_again():
-    report = rounds(6, 0.0)
-    assert report.well and report.swaps > 100
-    assert (report.retries, report.faults_by_call, report.blocks_undefined) == (0, {}, 0)
+def test_each_replay_has_a_seed_of_its_own(monkeypatch):
+    seeds = []
+
+    def round_of(seed, fault_rate, until, report):
+        seeds.append(seed)
+        report.failures += ["enough"] * (len(seeds) == 3)
+
+    monkeypatch.setattr(soak_module, "_round", round_of)
+    assert soak(1, 0.001, 41, silent).rounds == 3
+    assert seeds == [41, 42, 43]
 
 
-def test_with_faults_all_blocks_are_right_and_nothing_is_left():
-    report = rounds(ROUNDS, 0.01)
-    assert report.failures == []
-    assert (report.mismatches, report.rounds, report.requests) == (0, ROUNDS, ROUNDS * 40)
-    assert report.retries > 20 and report.blocks_undefined > 0 and report.blocks_verified > 10_000
-    assert sum(report.faults_by_call.values()) >= report.retries == sum(report.errors_by_call.values())
-    assert set(report.transfers_by_transport) >= {"copies", "batch", "kernel", "ring", "split"}
+def test_growth_is_counted_from_the_warm_up_on():
+    memory = ResidentMemory(seconds_max=1000)
+    assert memory.growth_an_hour is None
+    for seconds, size in ((1, 100), (100, 900), (120, 1000), (500, 3000), (1020, 1500)):
+        memory.sample(size, seconds)
+    assert (memory.first, memory.last, memory.largest) == (100, 1500, 3000)
+    assert memory.growth_an_hour == pytest.approx(500 / 900 * 3600)
+
+
+def test_the_command_writes_what_it_found(tmp_path, capsys):
+    file = tmp_path / "soak.json"
+    assert main(["soak", "--minutes", "0.02", "--faults", "0.01", "--seed", "5", "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert (found["seed"], found["fault_rate"], found["mismatches"], found["failures"]) == (5, 0.01, 0, [])
+    assert found["swaps"] > 0 and found["memory"]["first_mib"] > 1
+    said = capsys.readouterr().out
+    assert "0 mismatches" in said and "growth_mib_an_hour" in said
+
+
+def test_the_command_fails_where_something_is_left(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(soak_module, "_left", lambda driver: ["3 live events left behind"])
+    file = tmp_path / "soak.json"
+    assert main(["soak", "--minutes", "0.02", "--json", str(file)]) == 1
+    assert json.loads(file.read_text())["failures"] == ["seed 0, copies, block_major: 3 live events left behind"]
+    assert "3 live events left behind" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", [["--faults", "0.2"], ["--faults", "x"], ["--minutes", "0"], ["--seed", "-1"]])
+def test_mistakes_in_the_call(option, capsys):
+    with pytest.raises(SystemExit):
+        main(["soak", *option])
+    assert "expected" in capsys.readouterr().err
 
 
 def test_the_same_seed_fails_the_same_calls():
@@ -136,47 +167,16 @@ def test_it_ends_in_time_with_at_least_one_whole_replay():
     assert report.memory.first > 0 and report.memory.largest >= report.memory.last
 
 
-def test_each_replay_has_a_seed_of_its_own(monkeypatch):
-    seeds = []
-
-    def round_of(seed, fault_rate, until, report):
-        seeds.append(seed)
-        report.failures += ["enough"] * (len(seeds) == 3)
-
-    monkeypatch.setattr(soak_module, "_round", round_of)
-    assert soak(1, 0.001, 41, silent).rounds == 3
-    assert seeds == [41, 42, 43]
+def test_without_faults_nothing_is_asked_again():
+    report = rounds(6, 0.0)
+    assert report.well and report.swaps > 100
+    assert (report.retries, report.faults_by_call, report.blocks_undefined) == (0, {}, 0)
 
 
-def test_growth_is_counted_from_the_warm_up_on():
-    memory = ResidentMemory(seconds_max=1000)
-    assert memory.growth_an_hour is None
-    for seconds, size in ((1, 100), (100, 900), (120, 1000), (500, 3000), (1020, 1500)):
-        memory.sample(size, seconds)
-    assert (memory.first, memory.last, memory.largest) == (100, 1500, 3000)
-    assert memory.growth_an_hour == pytest.approx(500 / 900 * 3600)
-
-
-def test_the_command_writes_what_it_found(tmp_path, capsys):
-    file = tmp_path / "soak.json"
-    assert main(["soak", "--minutes", "0.02", "--faults", "0.01", "--seed", "5", "--json", str(file)]) == 0
-    found = json.loads(file.read_text())
-    assert (found["seed"], found["fault_rate"], found["mismatches"], found["failures"]) == (5, 0.01, 0, [])
-    assert found["swaps"] > 0 and found["memory"]["first_mib"] > 1
-    said = capsys.readouterr().out
-    assert "0 mismatches" in said and "growth_mib_an_hour" in said
-
-
-def test_the_command_fails_where_something_is_left(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(soak_module, "_left", lambda driver: ["3 live events left behind"])
-    file = tmp_path / "soak.json"
-    assert main(["soak", "--minutes", "0.02", "--json", str(file)]) == 1
-    assert json.loads(file.read_text())["failures"] == ["seed 0, copies, block_major: 3 live events left behind"]
-    assert "3 live events left behind" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("option", [["--faults", "0.2"], ["--faults", "x"], ["--minutes", "0"], ["--seed", "-1"]])
-def test_mistakes_in_the_call(option, capsys):
-    with pytest.raises(SystemExit):
-        main(["soak", *option])
-    assert "expected" in capsys.readouterr().err
+def test_with_faults_all_blocks_are_right_and_nothing_is_left():
+    report = rounds(ROUNDS, 0.01)
+    assert report.failures == []
+    assert (report.mismatches, report.rounds, report.requests) == (0, ROUNDS, ROUNDS * 40)
+    assert report.retries > 20 and report.blocks_undefined > 0 and report.blocks_verified > 10_000
+    assert sum(report.faults_by_call.values()) >= report.retries == sum(report.errors_by_call.values())
+    assert set(report.transfers_by_transport) >= {"copies", "batch", "kernel", "ring", "split"}
