@@ -68,10 +68,10 @@ BUGS_FAULTS = [
     ),
     # ---- the soak ----
     Bug(
-        "a soak asks again for nothing",
+        "a soak does not ask again",
         _SOAK,
-        "                if harmed is not None:\n",
-        "                raise\n",
+        "for _ in range(_TRIES_MAX):",
+        "for _ in range(1):",
         SOAK,
     ),
     Bug("a soak forgets what is undefined", _SOAK, "            target.ids[undefined] = -1\n", "", SOAK),
