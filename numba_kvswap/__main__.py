@@ -1,4 +1,4 @@
-"""The command line: ``python -m numba_kvswap info | check | calibrate | replay | bench | plot``."""
+"""The command line: ``python -m numba_kvswap info | check | calibrate | replay | soak | bench | plot``."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_check(commands.add_parser("check", help="random swaps against the reference"))
     _add_calibrate(commands.add_parser("calibrate", help="measure anew what each transport costs on this machine"))
     _add_replay(commands.add_parser("replay", help="a serving trace through the engine, every block verified"))
+    _add_soak(commands.add_parser("soak", help="replays on the simulated device while driver calls fail by chance"))
     _add_bench(commands.add_parser("bench", help="host time, and every transport beside the link and a loop in C"))
     _add_plot(commands.add_parser("plot", help="pictures of what bench wrote"))
     return parser
@@ -134,6 +135,16 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_replay)
 
 
+def _add_soak(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--minutes", type=_positive, default=2.0, metavar="M", help="default: 2")
+    parser.add_argument(
+        "--faults", type=_probability, default=0.001, metavar="P", help="of each driver call to fail; default: 0.001"
+    )
+    parser.add_argument("--seed", type=_seed, default=0, help="of the first replay; each one's is the next")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.set_defaults(run=_soak)
+
+
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--what",
@@ -185,6 +196,22 @@ def _percent(text: str) -> float:
     if not 0 <= value < 100:
         raise argparse.ArgumentTypeError(f"{text!r} came; expected a number from 0 to below 100")
     return value
+
+
+def _probability(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 0.1:
+        raise argparse.ArgumentTypeError(f"{text!r} came; expected a probability from 0 to 0.1")
+    return value
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} came; expected a whole number, 0 or more")
+    return int(text)
 
 
 def _names(text: str) -> list[str]:
@@ -303,6 +330,15 @@ def _replayed(options: argparse.Namespace, transport: str) -> ReplayReport:
             f"{block_gib * options.host_blocks:.1f} GiB of pinned memory, which is not to be had ({error}); "
             "lower --device-blocks, --host-blocks or --layers"
         ) from error
+
+
+def _soak(options: argparse.Namespace) -> int:
+    from numba_kvswap.replay.soak import soak
+
+    report = soak(options.minutes, options.faults, options.seed)
+    print(*report.lines(), sep="\n")
+    _write(options.json, report.to_json())
+    return 0 if report.well else 1
 
 
 def _bench(options: argparse.Namespace) -> int:

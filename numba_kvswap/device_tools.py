@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from contextlib import ExitStack
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +17,7 @@ from numba_kvswap.id_tables import IdTables
 from numba_kvswap.ids import Integers, Words
 from numba_kvswap.kernels.loaded import NoKernels, load_kernel
 from numba_kvswap.memory import DriverMemory
+from numba_kvswap.streams import Stream
 from numba_kvswap.submit import (
     EMPTIED,
     FILLED,
@@ -64,7 +64,7 @@ class DeviceTools:
         self.tables, self.traffic = IdTables(driver, device), Traffic(driver.clock)
         self._rings: dict[Direction, Ring] = {}
         self._copies: OrderedDict[bytes, DriverMemory] = OrderedDict()
-        self._aside: tuple[Event, Words] | None = None
+        self._aside: tuple[Event, Stream, Words] | None = None
         #: Why the device has no memory for a ring, as far as is known; "" before one was asked for.
         self.why_no_ring = ""
         self._in_doubt: list[object] = []
@@ -91,14 +91,14 @@ class DeviceTools:
         """A stream for what must not be put on the legacy default stream, and an event to join it: words."""
         with self._lock:
             if self._aside is None:
-                event = Event(self._driver, timed=False)
-                self._aside = event, np.array([self._driver.stream_create(), event.handle], np.uint64)
-            return self._aside[1]
+                event, stream = Event(self._driver, timed=False), Stream(self._driver)
+                self._aside = event, stream, np.array([stream.handle, event.handle], np.uint64)
+            return self._aside[2]
 
     @cached_property
-    def _uploads(self) -> int:
-        """A stream that holds nothing for longer than it takes: no swap's copies."""
-        return self._driver.stream_create()
+    def _uploads(self) -> Stream:
+        """It holds nothing for longer than it takes: no swap's copies."""
+        return Stream(self._driver)
 
     def ring(self, direction: Direction) -> Ring:
         """The ring of that way. Raises KVSwapDriverError where the device lacks its memory; that is then remembered."""
@@ -133,14 +133,13 @@ class DeviceTools:
         table = self.tables.lend(words.size)
         table.words[: words.size] = words.ravel()
         target, source = np.uint64(memory.address), np.uint64(table.words.ctypes.data)
-        entry_points, stream = self._driver.entry_points.words, self._uploads
+        entry_points, stream = self._driver.entry_points.words, self._uploads.handle
         status = copy_async(entry_points, target, source, np.uint64(words.nbytes), np.uint64(stream))
         if status:
             raise KVSwapDriverError("cuMemcpyAsync", self._driver.result_name(status))
-        in_use = (memory, table)
-        self._in_doubt.append(in_use)  # and there it stays where the next line does not say that it landed
+        self._in_doubt.append((memory, table))  # and there it stays where the next line does not say that it landed
         self._driver.stream_synchronize(stream)
-        self._in_doubt.remove(in_use)
+        self._in_doubt.clear()  # of this one, and of those that came before it on the stream
         return memory
 
 
@@ -169,9 +168,8 @@ class Ring:
         self.words: Words = np.zeros(RING_WORDS, np.uint64)
         self.words[RING_SLOT_BYTES], self.words[RING_ADDRESS] = slot_bytes, self._memory.address
         self.words[RING_JOIN] = join
-        with ExitStack() as made:
-            for word in (RING_KERNELS, RING_COPIES, RING_BATCHES):
-                stream = driver.stream_create(urgent=word == RING_KERNELS)
-                made.callback(driver.stream_destroy, stream)
-                self.words[word] = stream
-            made.pop_all()
+        self._streams = {
+            word: Stream(driver, urgent=word == RING_KERNELS) for word in (RING_KERNELS, RING_COPIES, RING_BATCHES)
+        }
+        for word, stream in self._streams.items():
+            self.words[word] = stream.handle

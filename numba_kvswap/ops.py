@@ -50,7 +50,7 @@ def swap_cache_all_layers(
             pinned, or too short; a read-only target.
         TypeError: an id, mode, rank or bound that is not an integer; an object, structured or sub-byte dtype.
         IndexError: an id outside its side: position, id, side, bound.
-    And KVSwapDriverError where a driver call fails.
+    And KVSwapDriverError where a driver call fails; its `undefined_targets` says which blocks hold undefined bytes.
     """
     mode, rank = check_integer(mode, "mode"), check_integer(rank, "rank")
     bound = check_integer(max_block_num_cpu, "max_block_num_cpu")
@@ -67,9 +67,14 @@ def swap_cache_all_layers(
     direction: Direction = "out" if mode == 0 else "in"
     plan = swapper.checked_plan(direction, swap_block_ids_gpu, swap_block_ids_cpu, sides=("gpu", "cpu"))
     stream = _joined_stream(tensors, device_cache.driver, rank)
+    submitted = False
     try:
-        swapper.submit(direction, plan, stream).wait()
-    except BaseException:
+        transfer = swapper.submit(direction, plan, stream)
+        submitted = True
+        transfer.wait()
+    except BaseException as error:
+        if submitted and isinstance(error, KVSwapDriverError):  # of the wait; nobody has the transfer to ask
+            error.undefined_targets = tuple(plan.target_ids.tolist())
         # What was submitted before the failure must not outlive the call: behind bare addresses nobody keeps memory.
         with contextlib.suppress(KVSwapDriverError), device_cache.driver.activate(rank):
             device_cache.driver.stream_synchronize(stream)

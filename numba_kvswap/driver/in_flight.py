@@ -80,12 +80,15 @@ class InFlight:
 
     def wait_for(self, memory: object, timeout_s: float | None = None) -> Exception | None:
         """Wait for all work that uses `memory`, so many seconds in all; returns as `Pending.settle` does, for the first
-        that is in doubt."""
+        that is in doubt. Lets go of all that has landed, also of what uses no memory any more since somebody asked it.
+        """
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         doubts = []
         for work in self._pending():
             if work.uses(memory):
                 doubts.append(work.settle(None if until_s is None else max(0.0, until_s - time.monotonic())))
+        for stream in tuple(self._by_stream):
+            self.prune(stream)
         landed = [work for work in tuple(self._unmarked.values()) if not work.unmarked and work.landed()]
         for work in landed:
             self._unmarked.pop(id(work), None)

@@ -221,8 +221,8 @@ class SimulatedDriver(Driver):
             a latch, before it raises SimulatedHang.
         has_batch: whether it has cuMemcpyBatchAsync, which drivers before CUDA 12.8 have not.
         ring_slot_bytes: what one of a ring's three slots holds; a short one turns often.
-        fault_rate: with which probability each use of a function in CALLS fails with CUDA_ERROR_UNKNOWN. Finalizers'
-            uses, which nobody could be told of, never do. ValueError unless from 0 to 1.
+        fault_rate: with which probability each use of a function in CALLS fails with CUDA_ERROR_UNKNOWN, finalizers'
+            uses too. ValueError unless from 0 to 1.
 
     Attributes:
         calls: how often each driver function was used, by its CUDA name, failed uses included.
@@ -283,7 +283,7 @@ class SimulatedDriver(Driver):
         # Their own, so that a fault, or its absence, leaves the schedule's choices as they are.
         self._fault_choices = random.Random(f"faults {seed}")
         self._remembered: BaseException | None = None
-        self._discarded: deque[Callable[[], None]] = deque()
+        self._discarded: deque[tuple[str, Callable[[], None]]] = deque()
         nothing = Allocation("host", 0, 1)
         nothing.alive = False
         self._last_target = self._last_source = nothing
@@ -605,36 +605,49 @@ class SimulatedDriver(Driver):
     def fail_no_more(self) -> None:
         """Take back all that `fail` was told and that has not come yet."""
         with self._lock:
-            self._faults.clear()
+            self._planned_faults.clear()
 
     # ---- what objects that own memory or streams call when they die ----
 
+    # Freed at the next call: the garbage collector may run in the midst of one.
+
     def discard_allocation(self, start: int) -> None:
-        """Free at the next call, for finalizers: the garbage collector may run in the midst of a call."""
-        self._discarded.append(lambda: self._drop_allocation(start))
+        self._discard(f"memory at {start:#x}", lambda: self._drop_allocation(start))
 
     def discard_memory(self, address: int, kind: MemoryKind, device: int) -> None:
-        self.discard_allocation(address)
+        self._discard(f"{kind} memory at {address:#x}", lambda: self._drop_allocation(address))
 
     def discard_registrations(self, starts: Sequence[int], backing: object, device: int) -> None:
-        """Unregister at the next call, and keep `backing` until then; see discard_allocation."""
-        self._discarded.append(lambda: self._drop_registrations(starts, backing))
+        kept = [backing]
+
+        def drop() -> None:
+            for start in starts:
+                self._drop_allocation(start)
+            kept.clear()
+
+        self._discard(f"registered memory at {starts[0]:#x}" if starts else "no memory", drop)
 
     def discard_stream(self, stream: int) -> None:
-        """Destroy at the next call; see discard_allocation."""
-        self._discarded.append(lambda: self._drop_stream(stream))
+        self._discard(f"stream {stream:#x}", lambda: self._drop_stream(stream))
 
     def discard_event(self, event: int) -> None:
-        """Destroy at the next call; see discard_allocation."""
-        self._discarded.append(lambda: self._drop_event(event))
+        self._discard(f"event {event:#x}", lambda: self._drop_event(event))
+
+    def not_freed(self) -> tuple[str, ...]:
+        with self._lock:
+            self._drop_discarded()
+            return super().not_freed()
+
+    def _discard(self, what: str, drop: Callable[[], None]) -> None:
+        self._discarded.append((what, drop))
 
     def _drop_discarded(self) -> None:
         while self._discarded:
             try:
-                drop = self._discarded.popleft()
+                what, drop = self._discarded.popleft()
             except IndexError:  # a signal handler came between and dropped it
                 return
-            drop()
+            self._discards.free(what, drop)
 
     # The owner may have freed by hand what it owns, so each of these takes "gone already" for an answer.
 
@@ -642,21 +655,22 @@ class SimulatedDriver(Driver):
         found = self._memory.find(start)
         if found is not None and found.start == start:
             free = "cuMemHostUnregister" if found.registered else "cuMemFreeHost"
-            self.calls[free if found.kind == "host" else "cuMemFree"] += 1
+            self._use_to_drop("cuMemFree" if found.kind == "device" else free)
             self._retire(found)
-
-    def _drop_registrations(self, starts: Sequence[int], _backing: object) -> None:
-        for start in starts:
-            self._drop_allocation(start)
 
     def _drop_stream(self, stream: int) -> None:
         if stream in self._streams:
-            self.calls["cuStreamDestroy"] += 1
+            self._use_to_drop("cuStreamDestroy")
             self._destroy_stream(stream)
 
     def _drop_event(self, event: int) -> None:
-        if self._events.pop(event, None) is not None:
-            self.calls["cuEventDestroy"] += 1
+        if event in self._events:
+            self._use_to_drop("cuEventDestroy")
+            del self._events[event]
+
+    def _use_to_drop(self, call: str) -> None:
+        if status := self._counted(call):
+            raise KVSwapDriverError(call, self.result_name(status))
 
     # ---- entry points ----
 
@@ -837,6 +851,9 @@ class SimulatedDriver(Driver):
         """Count a use; the status it is to fail with, 0 for none."""
         if self._discarded:
             self._drop_discarded()
+        return self._counted(call)
+
+    def _counted(self, call: str) -> int:
         use = self.calls[call]
         self.calls[call] = use + 1
         if not (self._planned_faults or self.fault_rate):

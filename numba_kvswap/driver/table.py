@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from numba_kvswap.driver.discards import Discards
 from numba_kvswap.driver.errors import KVSwapDriverError
 from numba_kvswap.driver.forked import fresh_locks_in_children, useless_in_children
 from numba_kvswap.driver.in_flight import InFlight
@@ -133,7 +134,7 @@ class Driver(ABC):
         self.idle_events: dict[int, deque[IdleEvents]] = {}
         #: By device: what device_tools.py has made for it.
         self.tools: dict[int, object] = {}
-        self._never_unregistered: list[object] = []
+        self._discards = Discards()
         useless_in_children(self)
 
     @abstractmethod
@@ -211,28 +212,39 @@ class Driver(ABC):
     @abstractmethod
     def event_destroy(self, event: int) -> None: ...
 
+    # What objects that own something call when they are garbage collected, which may happen in the midst of any call.
+    # What the driver refuses to free is kept, and tried again by later discards.
+
     def discard_event(self, event: int) -> None:
-        """Destroy an event whose owner was garbage collected, which may happen in the midst of any call."""
-        with contextlib.suppress(KVSwapDriverError):
-            self.event_destroy(event)
+        self._discards.free(f"event {event:#x}", lambda: self.event_destroy(event))
+
+    def discard_stream(self, stream: int) -> None:
+        """What is queued on it still runs."""
+        self._discards.free(f"stream {stream:#x}", lambda: self.stream_destroy(stream))
 
     def discard_memory(self, address: int, kind: Literal["device", "host"], device: int) -> None:
-        """Free memory whose owner was garbage collected, which may happen in the midst of any call."""
-        with contextlib.suppress(KVSwapDriverError), self.activate(device):
-            (self.device_free if kind == "device" else self.host_free)(address)
+        def free() -> None:
+            with self.activate(device):
+                (self.device_free if kind == "device" else self.host_free)(address)
+
+        self._discards.free(f"{kind} memory at {address:#x}", free)
 
     def discard_registrations(self, starts: Sequence[int], backing: object, device: int) -> None:
-        """Unregister memory whose owner was garbage collected, which may happen in the midst of any call.
+        """Unregister memory that `backing` keeps mapped. It is dropped once nothing of it is registered, and kept for
+        as long as the driver refuses: the device would go on writing to what the system has given to somebody else."""
+        kept = [backing]
 
-        `backing` keeps the memory mapped. It is dropped once nothing of it is registered, and kept for ever where the
-        driver refuses: the device would go on writing to what the system has given to somebody else.
-        """
-        try:
+        def free() -> None:
             with self.activate(device):
                 for start in starts:
                     self.unregister_if_registered(start)
-        except KVSwapDriverError:
-            self._never_unregistered.append(backing)
+            kept.clear()
+
+        self._discards.free(f"registered memory at {starts[0]:#x}" if starts else "no memory", free)
+
+    def not_freed(self) -> tuple[str, ...]:
+        """What the driver refused to free for dead owners and, asked once more, still does: by kind and handle."""
+        return self._discards.refused()
 
     def unregister_if_registered(self, start: int) -> None:
         """`host_unregister`, where an interrupt may have come between an earlier one and its caller's note of it."""

@@ -351,7 +351,7 @@ def test_whatever_call_fails_nothing_is_left_and_the_next_pool_is_whole(size_blo
                         memory.close()
                 assert drop or memory.address == 0
                 del memory
-            driver._faults.clear()
+            driver.fail_no_more()
             memory = pinned_memory(driver, 0, 14 * BLOCK, 1)
             assert sum(driver.pointer_info(start).bytes for start in memory.pieces) == 14 * BLOCK
             memory.close()
@@ -660,4 +660,4 @@ class TestCuda:
         del memory
         gc.collect()
         assert driver.pointer_info(address).kind == "unknown"
-        assert driver._never_unregistered == []
+        assert driver.not_freed() == ()

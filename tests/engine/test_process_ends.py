@@ -97,6 +97,7 @@ VERBS = {
     "host_free": (0,),
     "host_register": (4096, 4096),
     "host_unregister": (4096,),
+    "not_freed": (),
     "pointer_info": (0,),
     "stream_create": (),
     "stream_destroy": (0,),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bug import CHECK, Bug
 from bugs_doors import BUGS_DOORS
+from bugs_faults import BUGS_FAULTS
+from bugs_fences import BUGS_FENCES
 from bugs_history import BUGS_HISTORY
 from bugs_judge import BUGS_JUDGE
 
@@ -396,23 +398,23 @@ BUGS = [
     ),
     Bug(
         "a half made ring keeps its streams",
-        _TOOLS,
-        "                made.callback(driver.stream_destroy, stream)\n",
-        "",
+        "streams.py",
+        "self._driver.discard_stream(self.handle)",
+        "pass",
         TRANSPORTS,
     ),
     Bug("a ring in vain is remembered for ever", _TOOLS, '                self.why_no_ring = ""\n', "", TRANSPORTS),
     Bug(
         "an upload in doubt is freed",
         _TOOLS,
-        "in_use = (memory, table)",
-        "in_use = None",
+        "self._in_doubt.append((memory, table))",
+        "self._in_doubt.append(None)",
         FAULTS,
     ),
     Bug(
         "a table of layers waits for swaps",
         _TOOLS,
-        "entry_points.words, self._uploads",
+        "entry_points.words, self._uploads.handle",
         "entry_points.words, int(self.aside[0])",
         RACES,
     ),
@@ -717,7 +719,7 @@ BUGS = [
     Bug("sub-byte types pass", _LAYERS, "_SUB_BYTE.fullmatch(dtype_name) else", "not dtype_name else", INTEROP),
     # ---- order, failures, lifetimes ----
     Bug("the op waits for layer 0's stream alone", _OPS, "event.make_wait(first)", "pass", OP),
-    Bug("the op does not wait", _OPS, "direction, plan, stream).wait()", "direction, plan, stream)", OP),
+    Bug("the op does not wait", _OPS, "        transfer.wait()\n", "", OP),
     Bug(
         "wait returns early",
         "transfer.py",
@@ -885,8 +887,8 @@ BUGS = [
     Bug(
         "unmapped though still registered",
         "driver/table.py",
-        "self._never_unregistered.append(backing)",
-        "pass",
+        "        kept = [backing]\n",
+        "        kept = [0]\n",
         REGISTER,
     ),
     Bug("registered memory is poisoned", "driver/simulated_memory.py", " and not self.registered", "", REGISTER),
@@ -1117,8 +1119,10 @@ BUGS = [
         REPLAY_RUN,
     ),
     *BUGS_DOORS,
-    *BUGS_JUDGE,
+    *BUGS_FAULTS,
+    *BUGS_FENCES,
     *BUGS_HISTORY,
+    *BUGS_JUDGE,
 ]
 
 #: Planted in every run of the suite; the others are marked slow.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from bug import CHECK, CHECK_STATEFUL, Bug
@@ -15,7 +20,7 @@ from bug import CHECK, CHECK_STATEFUL, Bug
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE, REFERENCE, TESTS = REPOSITORY / "numba_kvswap", REPOSITORY / "reference", REPOSITORY / "tests"
 EXAMPLES, STEPS = 400, 15_000
-_SECONDS_MAX = 300
+SECONDS_MAX = 300
 _ANOTHER_PACKAGE = 99
 # A bug so planted that the package does not even compile proves nothing.
 _NOT_A_FINDING = ("SyntaxError", "ImportError", "NameError", "TypingError", "LoweringError")
@@ -47,64 +52,98 @@ def occurrences(bug: Bug) -> int:
 
 
 class Workshop:
-    """The copy lies in `folder`, and compiled code beside it, so that only what a bug changes is compiled anew."""
+    """The copy lies in `folder`, and what Numba compiles beside its files, so that only what a bug changes is compiled
+    anew. Every run is made in a copy of that copy, of links: any number may go on at the same time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._cache = folder / "numba_cache"
+        self._copies = count()
+        self._warming = threading.Lock()
         leave_out = shutil.ignore_patterns("__pycache__", "reference")  # which comes from where it stands, below
-        shutil.copytree(PACKAGE, folder / "numba_kvswap", ignore=leave_out)
-        shutil.copytree(REFERENCE, folder / "numba_kvswap" / "reference", ignore=leave_out)
+        shutil.copytree(PACKAGE, self._base, ignore=leave_out)
+        shutil.copytree(REFERENCE, self._base / "reference", ignore=leave_out)
+
+    @property
+    def _base(self) -> Path:
+        return self._folder / "base" / "numba_kvswap"
 
     def run(self, by: str) -> Verdict:
-        """Run `check`, or a file of tests, on the copy as it is."""
-        return self._run(by, self._cache)
+        """Run `check`, or a file of tests, on the copy as it is. What it compiles is there for the runs after it."""
+        with self._copied() as package:
+            verdict = _run(by, package.parent)
+            with self._warming:
+                _keep_compiled(package, self._base)
+        return verdict
 
     def run_with(self, bug: Bug) -> Verdict:
-        """Plant the bug, run what must find it, and take the bug out again."""
-        file = self._folder / "numba_kvswap" / bug.file
-        before, stamp = file.read_text(encoding="utf-8"), file.stat()
-        if before.count(bug.old) != 1:
-            raise ValueError(f"{bug.name}: its text stands {before.count(bug.old)} times in {bug.file}; expected once")
-        # Numba's index of a file is thrown away when the file changes, so the bug gets a cache of its own.
-        cache = self._folder / "numba_cache_with_bug"
-        if self._cache.exists():
-            shutil.copytree(self._cache, cache)
-        file.write_text(before.replace(bug.old, bug.new), encoding="utf-8")
-        try:
-            return self._run(bug.caught_by, cache)
-        finally:
-            file.write_text(before, encoding="utf-8")
-            os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-            shutil.rmtree(cache, ignore_errors=True)
+        """Plant the bug in a copy and run what must find it."""
+        with self._copied() as package:
+            file = package / bug.file
+            before = file.read_text(encoding="utf-8")
+            if before.count(bug.old) != 1:
+                raise ValueError(
+                    f"{bug.name}: its text stands {before.count(bug.old)} times in {bug.file}; expected once"
+                )
+            file.unlink()  # or the base, and all its copies, would have the bug
+            file.write_text(before.replace(bug.old, bug.new), encoding="utf-8")
+            return _run(bug.caught_by, package.parent)
 
-    def _run(self, by: str, cache: Path) -> Verdict:
-        started = time.perf_counter()
+    @contextlib.contextmanager
+    def _copied(self) -> Iterator[Path]:
+        folder = self._folder / f"copy_{next(self._copies)}"
+        with self._warming:
+            shutil.copytree(self._base, folder / "numba_kvswap", copy_function=os.link)
+        try:
+            yield folder / "numba_kvswap"
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keep_compiled(source: Path, target: Path) -> None:
+    """Of each function the compiled forms of whichever copy has more of them: all, since an index and what it names
+    by number belong together."""
+    for index in source.rglob("__pycache__/*.nbi"):
+        ours = target / index.parent.relative_to(source)
+        found, had = (list(folder.glob(f"{glob.escape(index.stem)}.*")) for folder in (index.parent, ours))
+        if len(found) > len(had):
+            ours.mkdir(exist_ok=True)
+            for file in had:
+                file.unlink()
+            for file in found:
+                os.link(file, ours / file.name)
+
+
+def _run(by: str, folder: Path) -> Verdict:
+    started = time.perf_counter()
+    try:
         done = subprocess.run(
-            [sys.executable, "-c", _LAUNCH, str(self._folder), *_arguments(by)],
-            cwd=self._folder,
-            env=self._environment(cache),
+            [sys.executable, "-c", _LAUNCH, f"{folder}{os.sep}", *_arguments(by)],
+            cwd=folder,
+            env=_environment(folder),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=_SECONDS_MAX,
+            timeout=SECONDS_MAX,
             check=False,
         )
-        if done.returncode == _ANOTHER_PACKAGE:
-            raise RuntimeError(done.stdout)
-        seconds = time.perf_counter() - started
-        return Verdict(_found(by, done), done.returncode == 0, _gist(by, done.stdout), seconds)
+    except subprocess.TimeoutExpired:
+        return Verdict(False, False, f"still running after {SECONDS_MAX} s", time.perf_counter() - started)
+    if done.returncode == _ANOTHER_PACKAGE:
+        raise RuntimeError(done.stdout)
+    seconds = time.perf_counter() - started
+    return Verdict(_found(by, done), done.returncode == 0, _gist(by, done.stdout), seconds)
 
-    def _environment(self, cache: Path) -> dict[str, str]:
-        changed = {
-            "PYTHONPATH": str(self._folder),
-            # A .pyc is known by its source's size and second: a bug of the same length could hide behind one.
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "NUMBA_CACHE_DIR": str(cache),
-            "HYPOTHESIS_PROFILE": "planted",
-            "PYTEST_ADDOPTS": "",
-        }
-        return {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")} | changed
+
+def _environment(folder: Path) -> dict[str, str]:
+    changed = {
+        "PYTHONPATH": str(folder),
+        # A .pyc is known by its source's size and second: a bug of the same length could hide behind one.
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HYPOTHESIS_PROFILE": "planted",
+        "PYTEST_ADDOPTS": "",
+    }
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "NUMBA_CACHE"))}
+    return kept | changed
 
 
 def _is_check(by: str) -> bool:
