@@ -80,7 +80,7 @@ def test_work_on_a_stream_is_counted_by_its_events_and_ends(monkeypatch):
 
 
 class Fails(Swapper):
-    def submit(self, *arguments):
+    def submit(self, *arguments, **options):
         self.swaps = getattr(self, "swaps", 0) + 1
         if self.swaps > 2:
             raise KVSwapDriverError("cuLaunchKernel", "CUDA_ERROR_LATER")

@@ -197,7 +197,7 @@ class Spills(Swapper):
 class Tires(Swapper):
     """Is right once, and wrong from then on."""
 
-    def submit(self, direction, plan, stream=None):
+    def submit(self, direction, plan, stream=None, **options):
         self.swaps = getattr(self, "swaps", 0) + 1
         if self.swaps > 1:
             plan = Plan([*plan.source_ids, 0], [*plan.target_ids, 0])
@@ -205,12 +205,12 @@ class Tires(Swapper):
 
 
 class Fails(Swapper):
-    def submit(self, *arguments):
+    def submit(self, *arguments, **options):
         raise KVSwapDriverError("cuLaunchKernel", "CUDA_ERROR_PLANTED")
 
 
 class FailsLater(Swapper):
-    def submit(self, *arguments):
+    def submit(self, *arguments, **options):
         self.swaps = getattr(self, "swaps", 0) + 1
         if self.swaps > 1:
             raise KVSwapDriverError("cuLaunchKernel", "CUDA_ERROR_LATER")
