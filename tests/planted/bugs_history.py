@@ -11,7 +11,7 @@ _IN_FLIGHT, _CACHES = "driver/in_flight.py", "caches.py"
 
 BUGS_HISTORY = [
     # ---- swaps of one Swapper ----
-    Bug("history: no swap is ordered", _SWAPPER, "self._overlaps.order(transfer, plan)", "pass", CHECK_STATEFUL),
+    Bug("history: no swap is ordered", "submitter.py", "overlaps.order(parts[0], plan)", "pass", CHECK_STATEFUL),
     Bug(
         "history: it does not wait for the one before",
         _OVERLAPS,
@@ -123,8 +123,8 @@ BUGS_HISTORY = [
     # ---- lifetimes ----
     Bug(
         "history: nothing is in flight",
-        _SWAPPER,
-        "pair.driver.in_flight.add(transfer, transfer.queue)",
+        "submitter.py",
+        "pair.driver.in_flight.add(part, part.queue)",
         "pass",
         HISTORY,
     ),
@@ -157,12 +157,12 @@ BUGS_HISTORY = [
         CHECK_STATEFUL,
     ),
     # ---- failures ----
-    Bug("history: a fault is not taken back", "driver/simulated.py", "self._faults.clear()", "pass", HISTORY),
+    Bug("history: a fault is not taken back", "driver/simulated.py", "self._planned_faults.clear()", "pass", HISTORY),
     Bug(
         "history: a failed submission has no end",
-        _SWAPPER,
-        "                    transfer.mark_again()",
-        "                    pass",
+        "submitter.py",
+        "                part.mark_again()",
+        "                pass",
         CHECK_STATEFUL,
     ),
     Bug(
@@ -172,7 +172,13 @@ BUGS_HISTORY = [
         "if isinstance(error, SimulatedHang)",
         CHECK_STATEFUL,
     ),
-    Bug("history: a failure is not raised", _SWAPPER, "if submission.error is not None:", "if False:", CHECK_STATEFUL),
+    Bug(
+        "history: a failure is not raised",
+        "submitter.py",
+        "    if error is not None:\n        try:",
+        "    if False:\n        try:",
+        CHECK_STATEFUL,
+    ),
     Bug(
         "history: a swap that failed midway left nothing undefined",
         "transports/__init__.py",
@@ -183,7 +189,7 @@ BUGS_HISTORY = [
     Bug(
         "history: what has landed stays undefined",
         _TRANSFER,
-        "() if self.landed() and self._failure is None else tuple(self._plan.target_ids.tolist())",
+        "() if self.landed() and self._failed is None else tuple(self._plan.target_ids.tolist())",
         "tuple(self._plan.target_ids.tolist())",
         CHECK_STATEFUL,
     ),
