@@ -54,7 +54,7 @@ BUGS_FENCES = [
     Bug(
         "an error keeps its transfer",
         _SUBMITTER,
-        "del error, submission, part, parts, earlier, job, jobs, pair",
+        "del error, submission, part, parts, first, earlier, job, jobs, pair",
         "pass",
         MATRIX,
     ),

@@ -136,7 +136,7 @@ def _run(by: str, folder: Path) -> Verdict:
 
 def _environment(folder: Path) -> dict[str, str]:
     changed = {
-        "PYTHONPATH": str(folder),
+        "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
         # A .pyc is known by its source's size and second: a bug of the same length could hide behind one.
         "PYTHONDONTWRITEBYTECODE": "1",
         "HYPOTHESIS_PROFILE": "planted",
