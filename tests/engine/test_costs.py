@@ -124,6 +124,11 @@ def test_the_model_is_what_its_words_say(costs, ids, direction, layout, sizes, r
     assert found == pytest.approx(list(expected.values()), rel=1e-9)
 
 
+def test_of_a_plan_the_stretches_on_the_host_count():
+    pair, plan = Rig().swapper("copies").pair, Plan([0, 1, 2, 3], [0, 2, 4, 6])
+    assert [CostModel(h200_costs(), pair, way).sizes_of(plan) for way in ("out", "in")] == [(4, 4, 4), (4, 4, 1)]
+
+
 def test_parts_of_a_swap_share_what_is_fixed():
     pair, none, wait_s = Rig().swapper("copies").pair, Plan([], []), 1e-3
     whole, part = (CostModel(h200_costs(), pair, "out", wait_s=wait_s, parts=parts) for parts in (1, 4))

@@ -488,6 +488,12 @@ def test_too_little_available_is_said_before_anything_is_touched(simulated, mach
     HostCache.allocate(device, blocks=100).close()
 
 
+def test_a_pool_by_itself_asks_for_room_too(simulated, machine):
+    machine("proc/meminfo", "MemAvailable: 102400 kB\n")
+    with pytest.raises(MemoryError, match=r"found 100\.0 MiB left"):
+        PinnedPool(simulated.driver, 0, 101 * MIB, MIB)
+
+
 def test_what_the_system_does_not_map_is_a_memory_error(simulated, machine):
     device = DeviceCache([simulated.device_array((1, MIB), np.uint8)])
     with pytest.raises(MemoryError, match=r"asked for .* which the system refuses"):

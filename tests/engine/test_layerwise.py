@@ -279,6 +279,15 @@ def test_a_close_in_another_thread_waits_for_all_parts(monkeypatch):
     rig.simulated.synchronize()  # no copy came to freed memory
 
 
+def test_a_part_of_a_pool_is_closed_with_it():
+    rig = Rig("copies")
+    part = rig.host.part([0, 2])
+    rig.host.close()
+    assert part.closed
+    with pytest.raises(ValueError, match="closed"):
+        part.check_open()
+
+
 @pytest.mark.parametrize("transport", ["batch", "ring", "split"])
 def test_many_runs_by_what_goes_in_batches(transport):
     rig = Rig(transport, sizes=(4, 4), blocks=2 * BATCH_COPIES + 8, layout="layer_major", ring_blocks=64)
