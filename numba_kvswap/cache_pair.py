@@ -51,13 +51,17 @@ class CachePair:
     Raises ValueError where the layers differ in number, dtype or block bytes, or the host's are not pinned.
     """
 
-    def __init__(self, device_cache: DeviceCache, host_cache: HostCache, layers: Sequence[int] | None = None) -> None:
+    def __init__(self, device_cache: DeviceCache, host_cache: HostCache) -> None:
         check_same_layers(device_cache.layers, host_cache.layers)
+        with device_cache.driver.activate(device_cache.device):
+            host_places = check_pinned_memory(host_cache.layers, device_cache.driver, host_cache.pieces)
+        self._fill(device_cache, host_cache, range(len(device_cache.layers)), host_places)
+
+    def _fill(
+        self, device_cache: DeviceCache, host_cache: HostCache, layers: Sequence[int], host_places: tuple[Places, ...]
+    ) -> None:
         self.device_cache, self.host_cache = device_cache, host_cache
-        self.layers = tuple(range(len(device_cache.layers)) if layers is None else layers)
-        self.driver = device_cache.driver
-        with self.driver.activate(device_cache.device):
-            host_places = check_pinned_memory(host_cache.layers, self.driver, host_cache.pieces)
+        self.driver, self.layers = device_cache.driver, tuple(layers)
         #: What keeps the memory of both caches alive.
         self.owners = tuple(layer.owner for cache in (device_cache, host_cache) for layer in cache.layers)
         self._prepared: dict[object, object] = {}
@@ -69,10 +73,13 @@ class CachePair:
         self.host_cuts = np.array(sorted(cuts), np.int64)
 
     def part(self, model_layers: range) -> CachePair:
-        """The pair of what both caches hold of some layers of the model (`DeviceCache.depth`)."""
+        """The pair of what both caches hold of some layers of the model (`DeviceCache.depth`), checked already."""
         depth, entries = self.device_cache.depth, len(self.device_cache.layers)
         indexes = [first + layer for first in range(0, entries, depth) for layer in model_layers]
-        return CachePair(self.device_cache.part(indexes), self.host_cache.part(indexes), indexes)
+        part = CachePair.__new__(CachePair)
+        places = tuple(self._host_places[index] for index in indexes)
+        part._fill(self.device_cache.part(indexes), self.host_cache.part(indexes), indexes, places)
+        return part
 
     @cached_property
     def block_bytes(self) -> int:

@@ -98,8 +98,12 @@ class DeviceCache:
         return cache
 
     def part(self, indexes: Sequence[int]) -> DeviceCache:
-        """A cache of some of the layers, sharing their memory."""
-        return DeviceCache.of_layers([self.layers[index] for index in indexes], self.device, self.driver)
+        """A cache of some of the layers, sharing their memory, which was checked already."""
+        part = DeviceCache.__new__(DeviceCache)
+        part.driver, part.device, part.depth = self.driver, self.device, len(indexes)
+        part.layers = tuple(self.layers[index] for index in indexes)
+        part.allocations = tuple(self.allocations[index] for index in indexes)
+        return part
 
     @property
     def blocks(self) -> int:
@@ -203,8 +207,7 @@ class HostCache:
     @property
     def pieces(self) -> tuple[int, ...]:
         """Where each registration of a pool's memory starts; () where the driver or the user allocated it."""
-        memory = (self._whole or self)._memory
-        return memory.pieces if memory is not None else ()
+        return self._memory.pieces if self._memory is not None else ()
 
     @property
     def closed(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -33,7 +34,8 @@ def checked_timeout_s(timeout_s: object) -> float | None:
         raise TypeError(f"timeout_s is {timeout_s!r}; expected seconds, or None for no limit")
     if not timeout_s >= 0:
         raise ValueError(f"timeout_s is {timeout_s!r}; expected 0 or more, or None for no limit")
-    return float(timeout_s)
+    # Some 292 years are for ever, and the longest that Python's waits take.
+    return None if timeout_s > threading.TIMEOUT_MAX else float(timeout_s)
 
 
 def as_ids(ids: Iterable[Any], side: str) -> npt.NDArray[Any]:

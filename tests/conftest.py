@@ -94,7 +94,7 @@ class Pools:
         if self.simulated:
             return self.simulated.pinned_array(shape, dtype)
         size = prod(shape) * np.dtype(dtype).itemsize
-        memory = DriverMemory(self.driver, 0, size, "pinned")
+        memory = DriverMemory(self.driver, 0, size, "host")
         one_block = Layer(memory.address, 1, size, size, None, True, memory)
         return np.asarray(LayerBytes(one_block)).view(dtype).reshape(shape)
 

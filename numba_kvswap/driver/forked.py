@@ -49,8 +49,6 @@ def fresh_locks_in_children(kind: type) -> None:
 def _make_useless() -> None:
     for driver in list(_drivers):
         driver.__class__ = _forked(type(driver))
-        for verb in vars(type(driver)):
-            vars(driver).pop(verb, None)  # of the instance's own, as tests put there to look on
         # Its lock may be held for ever, and there is nothing to wait for. What it kept alive may go: see `discard_`.
         driver.in_flight = InFlight()
 

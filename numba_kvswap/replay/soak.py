@@ -27,7 +27,7 @@ from numba_kvswap.replay.models import model_named
 from numba_kvswap.replay.soak_report import ResidentMemory, SoakReport
 from numba_kvswap.replay.stages import SimulatedStage
 from numba_kvswap.replay.tiers import Placement, each_block
-from numba_kvswap.replay.trace import Request, made_trace
+from numba_kvswap.replay.trace import ID_TOKENS, Request, made_trace
 from numba_kvswap.swapper import Swapper
 from numba_kvswap.transfer import Transfer
 from numba_kvswap.transports.named import TRANSPORTS
@@ -49,8 +49,7 @@ def soak(minutes: float, fault_rate: float, seed: int, shown: Callable[[str], ob
     fault_rate: the probability with which each driver call fails, while it is the library that calls. A round that ends
     otherwise than it should is the last. Only the memory of one replay is held at a time.
     """
-    report = SoakReport(fault_rate=fault_rate, seed=seed)
-    memory = ResidentMemory(minutes * 60)
+    report = SoakReport(fault_rate, seed, ResidentMemory(minutes * 60))
     started, shown_s = perf_counter(), 0.0
     gc.collect()
     gc.freeze()  # or each of the collections to come would go through all that was compiled
@@ -60,8 +59,7 @@ def soak(minutes: float, fault_rate: float, seed: int, shown: Callable[[str], ob
             _round(seed + report.rounds, fault_rate, until, report)
             report.rounds += 1
             report.seconds = perf_counter() - started
-            memory.sample(_resident_bytes(), report.seconds)
-            report.memory = memory
+            report.memory.sample(_resident_bytes(), report.seconds)
             if report.seconds >= shown_s:
                 shown(report.line())
                 shown_s = report.seconds + _SHOWN_EVERY_S
@@ -137,7 +135,7 @@ class _Replay:
     ) -> None:
         self._stage, self._driver, self._fault_rate, self._report = stage, driver, fault_rate, report
         self._seed, self._transport, self._layout = seed, transport, layout
-        blocks_per_id = 512 // _BLOCK_TOKENS
+        blocks_per_id = ID_TOKENS // _BLOCK_TOKENS
         slots = tuple(HOST_SLOTS)[seed % len(HOST_SLOTS)]
         self._placement = Placement(_DEVICE_BLOCKS, _HOST_BLOCKS, blocks_per_id, slots)
         self._judged = 0

@@ -55,6 +55,7 @@ class SoakReport:
 
     fault_rate: float
     seed: int
+    memory: ResidentMemory
     rounds: int = 0
     seconds: float = 0.0
     requests: int = 0
@@ -66,7 +67,6 @@ class SoakReport:
     blocks_verified: int = 0
     mismatches: int = 0
     failures: list[str] = field(default_factory=list)
-    memory: ResidentMemory | None = None
 
     @property
     def well(self) -> bool:
@@ -85,20 +85,18 @@ class SoakReport:
         )
 
     def lines(self) -> list[str]:
-        memory = self.memory.to_plain() if self.memory is not None else {}
         return [
             self.line(),
             f"faults     {_by_name(self.faults_by_call)}",
             f"errors     {_by_name(self.errors_by_call)}",
             f"transports {_by_name(self.transfers_by_transport)}",
-            "memory     " + ", ".join(f"{name} {value}" for name, value in memory.items()),
+            "memory     " + ", ".join(f"{name} {value}" for name, value in self.memory.to_plain().items()),
             *(f"failed: {failure}" for failure in self.failures),
         ]
 
     def to_json(self) -> str:
         facts = {name: value for name, value in vars(self).items() if name != "memory"}
-        memory = self.memory.to_plain() if self.memory is not None else None
-        return json.dumps({**facts, "retries": self.retries, "memory": memory}, indent=1)
+        return json.dumps({**facts, "retries": self.retries, "memory": self.memory.to_plain()}, indent=1)
 
 
 def _by_name(counts: dict[str, int]) -> str:

@@ -176,14 +176,6 @@ class TestCuda:
             cuda.cuMemHostUnregister(start)
         assert driver.pointer_info(start + 100) == UNKNOWN
 
-    def test_pointer_info_of_managed_memory(self, driver):
-        from cuda.bindings import driver as cuda
-
-        status, address = cuda.cuMemAllocManaged(MIB, cuda.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL.value)
-        assert status == 0
-        assert driver.pointer_info(int(address)).kind == "managed"
-        driver.device_free(int(address))
-
     def test_pointer_info_of_pageable_memory_leaves_no_error_behind(self, driver):
         array = np.zeros(MIB, dtype=np.uint8)
         assert driver.pointer_info(array.ctypes.data) == UNKNOWN

@@ -446,8 +446,8 @@ class TestOnCuda:
 
     def test_a_cache_is_asked_about_once_an_allocation(self, driver, monkeypatch):
         memory, asked = self.memory(driver, "device", 64 * 4096), []
-        really = driver.pointer_info
-        monkeypatch.setattr(driver, "pointer_info", lambda address: (asked.append(address), really(address))[1])
+        kind, really = type(driver), driver.pointer_info
+        monkeypatch.setattr(kind, "pointer_info", lambda _driver, address: (asked.append(address), really(address))[1])
         layers = [Layer(memory.address + 4096 * i, 4, 1024, 1024, None, owner=memory) for i in range(64)]
         device = DeviceCache.of_layers(layers, 0, driver)
         assert len(asked) == 1

@@ -279,6 +279,14 @@ def test_a_close_in_another_thread_waits_for_all_parts(monkeypatch):
     rig.simulated.synchronize()  # no copy came to freed memory
 
 
+def test_parts_are_made_without_asking_about_addresses_again():
+    rig = Rig("copies", sizes=SIZES)
+    a_swapper = rig.swapper()
+    asked = rig.driver.calls["cuPointerGetAttributes"]
+    layerwise(a_swapper, "out", *IDS).wait()
+    assert rig.driver.calls["cuPointerGetAttributes"] == asked
+
+
 def test_a_part_of_a_pool_is_closed_with_it():
     rig = Rig("copies")
     part = rig.host.part([0, 2])

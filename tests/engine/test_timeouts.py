@@ -93,6 +93,16 @@ def test_timeouts_that_are_none(held, wrong):
     latch.open()
 
 
+@pytest.mark.parametrize("for_ever", [float("inf"), 1e300, 10**400])
+def test_timeouts_that_never_come(held, for_ever):
+    rig, before, transfer, latch = held
+    opener = threading.Timer(0.01, latch.open)
+    rig.driver.hang_seconds = 60
+    opener.start()
+    transfer.wait(timeout_s=for_ever)
+    assert_same(rig.images(), rig.expected("out", *IDS, before))
+
+
 def test_an_event_that_comes_too_late_is_told_from_one_that_came(held):
     rig, *_ = held
     stream = rig.simulated.stream()

@@ -727,6 +727,13 @@ BUGS = [
         "if self.events.ended() is None:",
         STREAM_ORDER,
     ),
+    Bug(
+        "timeouts of any length are waited for",
+        _IDS,
+        "return None if timeout_s > threading.TIMEOUT_MAX else float(timeout_s)",
+        "return float(timeout_s)",
+        TIMEOUTS,
+    ),
     Bug("timeouts are hangs", _SIMULATED, "raise _TimedOut\n", "return False\n", TIMEOUTS),
     Bug(
         "a close gives each transfer as much time",

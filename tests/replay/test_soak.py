@@ -32,7 +32,7 @@ def silent(line):
 
 def rounds(count, fault_rate, first=0):
     """So many rounds, whatever the time."""
-    report = SoakReport(fault_rate, first)
+    report = SoakReport(fault_rate, first, ResidentMemory(60.0))
     while report.well and report.rounds < count:
         soak_module._round(first + report.rounds, fault_rate, float("inf"), report)
         report.rounds += 1
